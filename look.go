@@ -1,0 +1,128 @@
+package nanny
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// resolveLimit bounds the look-up of host names used as servers, so that a dead resolver doesn't hold up a change.
+const resolveLimit = time.Second
+
+// look is what the directory holds: a configuration, or what is wrong with it.
+type look struct {
+	cfg      *config
+	err      error
+	event    bool // a change was noticed; false: the periodic rescan
+	repeated bool // the same as the look before
+}
+
+// eye looks at a directory and tells what it holds when that has changed. It is used by one goroutine.
+type eye struct {
+	spec     spec
+	resolver *resolver
+	looks    chan look
+
+	seen       string // version or error told last
+	ignored    map[string]bool
+	unresolved map[string]string
+	federated  bool
+}
+
+func newEye(sp spec, servers []netip.AddrPort, looks chan look) *eye {
+	return &eye{spec: sp, resolver: newResolver(servers), looks: looks, ignored: map[string]bool{}, unresolved: map[string]string{}}
+}
+
+// look reads the directory once. A result that waits in the channel is replaced: only the newest counts.
+func (e *eye) look(ctx context.Context, event bool) {
+	cfg, err := e.read(ctx, event)
+	if ctx.Err() != nil {
+		return
+	}
+	id := ""
+	if err != nil {
+		id = err.Error()
+	} else {
+		id = cfg.version
+	}
+	if id == e.seen && !event {
+		return
+	}
+	l := look{cfg: cfg, err: err, event: event, repeated: id == e.seen}
+	e.seen = id
+	select {
+	case <-e.looks:
+		l.repeated = false
+	default:
+	}
+	e.looks <- l
+}
+
+func (e *eye) read(ctx context.Context, event bool) (*config, error) {
+	s, err := readStable(ctx, e.spec.dir)
+	if err != nil {
+		return nil, e.blame(err)
+	}
+	for _, name := range s.ignored {
+		if !e.ignored[name] {
+			e.ignored[name] = true
+			log.Infof("%s/%s is ignored: not a regular file named stubDomains, upstreamNameservers, federations, *.conf or *.hosts", e.spec.dir, name)
+		}
+	}
+	k, err := parseKubeDNS(s)
+	if err != nil {
+		return nil, e.blame(err)
+	}
+	if k.federations > 0 && !e.federated {
+		e.federated = true
+		log.Infof("%s/federations is valid and has no effect: dnsmasq knows no federations", e.spec.dir)
+	}
+	addrs, errs := e.resolver.resolve(ctx, k.hosts(), !event, resolveLimit)
+	e.tellUnresolved(errs, addrs)
+	cfg, err := newConfig(e.spec, s, k, addrs)
+	if err != nil {
+		return nil, e.blame(err)
+	}
+	return cfg, nil
+}
+
+// blame puts the directory before the name of a file in it.
+func (e *eye) blame(err error) error {
+	if ce := (*configError)(nil); errors.As(err, &ce) && !strings.HasPrefix(ce.file, "/") && ce.file != "" && ce.file != argsFile {
+		return fmt.Errorf("%s/%w", e.spec.dir, err)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: waiting for it", err)
+	}
+	return err
+}
+
+// tellUnresolved logs each server name that doesn't resolve when that begins and when it ends.
+func (e *eye) tellUnresolved(errs map[string]error, addrs map[string][]netip.Addr) {
+	for _, name := range slices.Sorted(maps.Keys(errs)) {
+		text := errs[name].Error()
+		if e.unresolved[name] == text {
+			continue
+		}
+		e.unresolved[name] = text
+		stays := "it has no address"
+		if len(addrs[name]) > 0 {
+			stays = "its last known addresses stay"
+		}
+		log.Errorf("%s/stubDomains: server %q can't be resolved, %s: %v", e.spec.dir, name, stays, errs[name])
+	}
+	for name := range e.unresolved {
+		if errs[name] == nil {
+			delete(e.unresolved, name)
+			if len(addrs[name]) > 0 {
+				log.Infof("%s/stubDomains: server %q resolves again", e.spec.dir, name)
+			}
+		}
+	}
+}

@@ -1,0 +1,513 @@
+package nanny
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const (
+	readyTime   = 10 * time.Second // a child that doesn't answer by then is given up
+	checkTime   = 20 * time.Second // for dnsmasq --test
+	settledTime = 10 * time.Second // a child that lived so long isn't part of a crash loop
+	minBackoff  = 100 * time.Millisecond
+	maxBackoff  = 10 * time.Second
+	servedLimit = time.Second // the longest pause after a child that had served: queries wait for the next one
+	portTries   = 5
+	firstLook   = 6 * time.Second // for the directory at the start
+)
+
+// spec says what a block's children are made of. Equal specs are the same child across a reload of the Corefile.
+type spec struct {
+	path   string // of the program
+	args   []string
+	dir    string         // the watched directory; empty: none
+	listen netip.AddrPort // fixed address; invalid: 127.0.0.1 and a free port
+}
+
+// key tells specs apart.
+func (sp spec) key() string { return fmt.Sprintf("%q %q %q %q", sp.path, sp.args, sp.dir, sp.listen) }
+
+// reloadMode is the value of the property reload.
+type reloadMode int
+
+const (
+	reloadAuto reloadMode = iota
+	reloadRestart
+	reloadOff
+)
+
+// settings are what may change on a running supervisor.
+type settings struct {
+	interval time.Duration // of the directory's rescan
+	reload   reloadMode
+	resolver []netip.AddrPort // for host names used as servers; none: the system's
+	timeout  time.Duration    // a child that is replaced has so long to finish its queries
+	stats    time.Duration    // between two SIGUSR1; 0: none
+}
+
+// running is a child that has answered, with what belongs to it.
+type running struct {
+	child   *child
+	backend *backend
+	cfg     *config
+	dir     string          // its staging directory
+	hung    <-chan struct{} // closed when it lives but answers nothing
+	since   time.Time       // when it became ready
+
+	taken      atomic.Bool // an attempt has ended it on purpose
+	generation uint32      // how often it was made to read its files again
+}
+
+// supervisor keeps one dnsmasq in service. Its loop (run) is the only one that starts and stops children, through
+// at most one attempt at a time, so that there are never more than two. It is in one of these states:
+//
+//	serving    cur answers, nothing to do
+//	changing   cur answers while an attempt checks and starts its successor; in place, the attempt owns cur
+//	starting   no cur; an attempt starts one; queries wait
+//	pausing    no cur, none could be kept alive; the next attempt comes when retry fires, or with the next change
+//
+// A change (want) is tried from each state but while another is being tried; the newest wins. If it fails, the
+// configuration before it (good) goes on, with cur as it was or started again.
+type supervisor struct {
+	spec   spec
+	reason string          // of the first start: initial or corefile
+	gate   <-chan struct{} // closed when a child that may not run beside its predecessor may start; nil: now
+	up     *upstream
+	stats  stats
+
+	looks       chan look     // the directory's newest state; capacity 1
+	reconfigure chan settings // unbuffered
+	quit        chan struct{}
+	done        chan struct{} // closed when the loop and all that it owns have ended
+	first       chan error    // the outcome of the first attempt, once
+
+	// The loop's own.
+	set       settings
+	stage     *staging
+	cur       *running
+	good      *config // what a new child is started from
+	want      *config // the change to try next
+	pending   *config // with reload off: the change that waits for a start
+	attempt   *attempt
+	outcomes  chan outcome // capacity 1
+	retired   sync.WaitGroup
+	gated     chan struct{} // closed when an attempt waits at the gate
+	gatedOnce sync.Once
+	restore   bool   // good comes first, though a change is wanted
+	hurry     func() // ends the draining of the child before cur, and waits for it
+	retry     *time.Timer
+	paused    bool // until retry fires
+	short     int  // children in a row that lived less than settledTime
+	looked    bool // the directory was seen, or there is none
+	warned    map[string]bool
+}
+
+// attempt is the change or start under way.
+type attempt struct {
+	cancel context.CancelFunc
+	alone  bool // there was no cur
+}
+
+// outcome is what became of an attempt.
+type outcome struct {
+	keep bool     // cur stays what it is
+	run  *running // else: what is cur from now on; nil: there is none
+	cfg  *config  // what was to be applied
+	how  string   // swap, in place, SIGHUP or start
+	err  error    // why run isn't cfg's
+	fail bool     // err is ours (staging) or came after the old child had been stopped, not the configuration's alone
+	took time.Duration
+}
+
+// newSupervisor starts a supervisor. gate may be nil.
+func newSupervisor(sp spec, set settings, reason string, gate <-chan struct{}) (*supervisor, error) {
+	stage, err := newStaging()
+	if err != nil {
+		return nil, err
+	}
+	s := &supervisor{
+		spec: sp, set: set, reason: reason, gate: gate, stage: stage,
+		up:          newUpstream(),
+		looks:       make(chan look, 1),
+		reconfigure: make(chan settings),
+		quit:        make(chan struct{}),
+		done:        make(chan struct{}),
+		first:       make(chan error, 1),
+		outcomes:    make(chan outcome, 1),
+		gated:       make(chan struct{}),
+		hurry:       func() {},
+		retry:       time.NewTimer(firstLook),
+		looked:      sp.dir == "",
+		warned:      map[string]bool{},
+	}
+	s.stats.valid.Store(true)
+	go s.run()
+	return s, nil
+}
+
+// configure changes the settings; the child isn't touched. A change that reload off held back is applied.
+func (s *supervisor) configure(set settings) {
+	select {
+	case s.reconfigure <- set:
+	case <-s.done:
+	}
+}
+
+// stop ends the child and everything else, and waits for it. It may be called once.
+func (s *supervisor) stop() {
+	close(s.quit)
+	<-s.done
+}
+
+func (s *supervisor) run() {
+	defer close(s.done)
+	watch := s.watch()
+	statsTick := newTicker(s.set.stats)
+	for {
+		s.proceed()
+		var exited, hung <-chan struct{}
+		if s.cur != nil {
+			exited, hung = s.cur.child.done, s.cur.hung
+		}
+		select {
+		case <-s.quit:
+			watch()
+			statsTick.Stop()
+			s.shutdown()
+			return
+		case set := <-s.reconfigure:
+			watch()
+			statsTick.Stop()
+			s.set = set
+			watch, statsTick = s.watch(), newTicker(set.stats)
+			s.wantPending()
+		case l := <-s.looks:
+			s.saw(l)
+		case o := <-s.outcomes:
+			s.settle(o)
+		case <-exited:
+			s.lost()
+		case <-hung:
+			log.Errorf("dnsmasq (pid %d) lives but answers nothing; killing it", s.cur.child.pid)
+			s.cur.hung = nil
+			ch := s.cur.child
+			s.retired.Go(func() { ch.stop(0) })
+		case <-s.retry.C:
+			s.retried()
+		case <-statsTick.C:
+			if s.cur != nil {
+				if err := s.cur.child.signal(syscall.SIGUSR1); err != nil {
+					log.Error(err)
+				}
+			}
+		}
+	}
+}
+
+// newTicker is a time.NewTicker that never ticks for d 0.
+func newTicker(d time.Duration) *time.Ticker {
+	if d > 0 {
+		return time.NewTicker(d)
+	}
+	t := time.NewTicker(time.Hour)
+	t.Stop()
+	return t
+}
+
+// watch starts to look at the directory and returns a function that ends that.
+func (s *supervisor) watch() (stop func()) {
+	if s.spec.dir == "" {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	e := newEye(s.spec, s.set.resolver, s.looks)
+	wg.Go(func() { watchDir(ctx, s.spec.dir, s.set.interval, func(event bool) { e.look(ctx, event) }) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// proceed starts the next attempt, if there is cause for one.
+func (s *supervisor) proceed() {
+	switch {
+	case s.attempt != nil:
+	case s.want != nil && s.good != nil && s.want.version == s.good.version:
+		s.want = nil
+		s.proceed()
+	case s.want != nil && !(s.restore && s.cur == nil):
+		cfg := s.want
+		s.want = nil
+		s.begin(cfg, true)
+	case s.cur == nil && s.looked && !s.paused:
+		if s.good == nil {
+			base, err := newConfig(s.spec, nil, nil, nil)
+			if err != nil {
+				s.settle(outcome{err: err, how: "start"})
+				return
+			}
+			s.good = base
+		}
+		s.begin(s.good, false)
+	}
+}
+
+// begin starts an attempt at cfg, which is to be checked first or is known as good.
+func (s *supervisor) begin(cfg *config, check bool) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.attempt = &attempt{cancel: cancel, alone: s.cur == nil}
+	s.paused = false
+	s.retry.Stop()
+	t := try{
+		supervisor: s, cur: s.cur, cfg: cfg, check: check, hurry: s.hurry,
+		reason: s.startReason(check), hup: s.set.reload == reloadAuto,
+	}
+	start := time.Now()
+	go func() {
+		o := t.do(ctx)
+		o.cfg, o.took = cfg, time.Since(start)
+		s.outcomes <- o
+	}()
+}
+
+// startReason is the label of starts_total.
+func (s *supervisor) startReason(change bool) string {
+	switch {
+	case s.good == nil || s.stats.started.Load() == 0:
+		return s.reason
+	case change:
+		return "config"
+	}
+	return "exit"
+}
+
+// settle takes over what an attempt has led to.
+func (s *supervisor) settle(o outcome) {
+	alone := true
+	if s.attempt != nil {
+		s.attempt.cancel()
+		alone = s.attempt.alone
+		s.attempt = nil
+	}
+	if o.keep && o.how == "SIGHUP" && s.cur != nil {
+		s.cur.cfg = o.cfg
+	}
+	if prev := s.cur; !o.keep && o.run != prev {
+		s.cur = o.run
+		if o.run != nil {
+			s.up.use(o.run.backend)
+			s.stats.pid.Store(int64(o.run.child.pid))
+		}
+		if prev != nil && o.how == "swap" {
+			s.retire(prev)
+		}
+	}
+	if s.cur != nil {
+		s.up.down(false)
+		s.restore = false
+	}
+	var old *config
+	switch {
+	case errors.Is(o.err, context.Canceled):
+		if s.want == nil && o.cfg != s.good {
+			s.want = o.cfg // its turn comes again
+		}
+	case o.err == nil && o.cfg == s.good:
+		log.Infof("dnsmasq started: pid=%d took=%s", s.cur.child.pid, seconds(o.took))
+	case o.err == nil:
+		old, s.good = s.good, o.cfg
+		s.applied(old, o)
+	case o.cfg == s.good || o.cfg == nil: // a start failed
+		log.Errorf("dnsmasq can't be started: %v", o.err)
+	default:
+		s.rejected(o)
+	}
+	if s.cur == nil && (alone || o.fail) && o.err != nil && !errors.Is(o.err, context.Canceled) {
+		s.failed(o.cfg == s.good || o.cfg == nil)
+	}
+	select {
+	case s.first <- o.err:
+	default:
+	}
+}
+
+// failed decides how long to wait after a start that failed: not at all if that was a changed configuration and the
+// good one is still to be tried.
+func (s *supervisor) failed(good bool) {
+	if !good {
+		return
+	}
+	s.up.down(true)
+	s.short++
+	s.pause(backoff(s.short, maxBackoff))
+}
+
+// lost deals with an unexpected end of cur.
+func (s *supervisor) lost() {
+	run := s.cur
+	s.cur = nil
+	s.stats.pid.Store(0)
+	if run.taken.Load() {
+		return
+	}
+	s.stats.exits.Add(1)
+	s.up.drop(run.backend)
+	s.stage.remove(run.dir)
+	var wait time.Duration
+	if time.Since(run.since) < settledTime {
+		s.short++
+	} else {
+		s.short = 0
+	}
+	if s.short > 1 {
+		wait = backoff(s.short-1, servedLimit)
+	}
+	log.Errorf("dnsmasq (pid %d) ended unexpectedly: %v; a new one starts in %s", run.child.pid, run.child.err, seconds(wait))
+	s.wantPending()
+	switch {
+	case s.attempt != nil: // its child takes over; but don't let queries wait for one that takes long
+		s.pause(servedLimit)
+	case wait > 0:
+		s.pause(wait)
+	}
+}
+
+// backoff is the pause after n failures, n at least 1: doubled from minBackoff to limit, a quarter more or less.
+func backoff(n int, limit time.Duration) time.Duration {
+	d := minBackoff << min(n-1, 10)
+	d = min(d, limit)
+	return d*3/4 + rand.N(d/2) // #nosec G404 -- jitter
+}
+
+func (s *supervisor) pause(d time.Duration) {
+	s.paused = true
+	s.retry.Reset(d)
+}
+
+// retried ends a pause.
+func (s *supervisor) retried() {
+	s.paused = false
+	if !s.looked {
+		log.Warningf("%s wasn't read in %s; dnsmasq starts without it", s.spec.dir, seconds(firstLook))
+		s.looked = true
+	}
+	if s.attempt != nil && s.cur == nil && !s.attempt.alone {
+		s.restore = true
+		s.attempt.cancel()
+	}
+}
+
+// saw takes what the directory holds now.
+func (s *supervisor) saw(l look) {
+	s.looked = true
+	s.stats.looked(l)
+	if l.repeated {
+		return
+	}
+	if l.err != nil {
+		s.want, s.pending = nil, nil
+		if s.cur == nil && s.good == nil {
+			log.Errorf("Configuration rejected, dnsmasq starts without it: %v", l.err)
+		} else {
+			log.Errorf("Configuration rejected, the one before stays in service: %v", l.err)
+		}
+		return
+	}
+	for _, w := range l.cfg.warnings {
+		if !s.warned[w] {
+			s.warned[w] = true
+			log.Warning(w)
+		}
+	}
+	if s.attempt == nil && s.good != nil && l.cfg.version == s.good.version {
+		s.want, s.pending = nil, nil
+		return
+	}
+	if s.set.reload == reloadOff && s.good != nil {
+		log.Infof("Configuration changed, not applied (reload off): version=%.8s files=%s", l.cfg.version, s.good.changes(l.cfg))
+		s.pending = l.cfg
+		return
+	}
+	s.want = l.cfg
+}
+
+// wantPending makes a change wanted that reload off held back.
+func (s *supervisor) wantPending() {
+	if s.pending != nil {
+		s.want, s.pending = s.pending, nil
+	}
+}
+
+func (s *supervisor) applied(old *config, o outcome) {
+	s.stats.applied(o)
+	if old == nil {
+		old = &config{}
+	}
+	log.Infof("Configuration applied: version=%.8s files=%s pid=%d how=%q took=%s",
+		o.cfg.version, old.changes(o.cfg), s.cur.child.pid, o.how, seconds(o.took))
+}
+
+func (s *supervisor) rejected(o outcome) {
+	s.stats.refused(o)
+	stays := "the one before stays in service"
+	if s.cur == nil {
+		stays = "dnsmasq starts with the one before"
+		if s.good == nil {
+			stays = "dnsmasq starts without it"
+		}
+	}
+	log.Errorf("Configuration rejected, %s: %v", stays, o.err)
+}
+
+// retire lets a child that was replaced finish its queries, then ends it.
+func (s *supervisor) retire(run *running) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.set.timeout)
+	gone := make(chan struct{})
+	s.hurry = func() {
+		cancel()
+		<-gone
+	}
+	s.retired.Go(func() {
+		defer close(gone)
+		defer cancel()
+		run.backend.wait(ctx)
+		s.end(run)
+	})
+}
+
+// end sends run's queries to its successor, then stops it.
+func (s *supervisor) end(run *running) {
+	s.up.drop(run.backend)
+	run.child.stop(stopTime)
+	s.stage.remove(run.dir)
+}
+
+// shutdown ends all.
+func (s *supervisor) shutdown() {
+	s.retry.Stop()
+	s.stats.pid.Store(0)
+	if s.attempt != nil {
+		s.attempt.cancel()
+		if o := <-s.outcomes; o.run != nil && o.run != s.cur {
+			s.retired.Go(func() { s.end(o.run) })
+		}
+	}
+	s.up.close()
+	if s.cur != nil {
+		s.end(s.cur)
+	}
+	s.hurry()
+	s.retired.Wait()
+	s.stage.close()
+}
+
+// seconds prints d the way CoreDNS logs durations.
+func seconds(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }

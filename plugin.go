@@ -1,0 +1,121 @@
+// Package nanny is a CoreDNS plugin that keeps a dnsmasq process and proxies zones to it.
+//
+// Data flows one way. A watched directory becomes a snapshot (sync.go, kubedns.go), the snapshot a configuration
+// (config.go), which is staged (stage.go) and started as a child (child.go); the supervisor (nanny.go) puts it into
+// service by telling the exchange (upstream.go) its address; the handler (plugin.go) asks the exchange.
+package nanny
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/coredns/coredns/plugin"
+	"github.com/coredns/coredns/plugin/dnstap"
+	"github.com/coredns/coredns/plugin/metadata"
+	"github.com/coredns/coredns/plugin/pkg/fall"
+	"github.com/coredns/coredns/request"
+
+	"github.com/miekg/dns"
+	ot "github.com/opentracing/opentracing-go"
+	otext "github.com/opentracing/opentracing-go/ext"
+)
+
+// Nanny is one nanny block: the handler that sends its zones to a dnsmasq.
+type Nanny struct {
+	Next plugin.Handler
+
+	where         string // file and line in the Corefile
+	zones         []string
+	except        []string
+	fall          fall.F
+	maxConcurrent int64
+	spec          spec
+	set           settings
+
+	sup      *supervisor // from OnStartup on
+	tap      []*dnstap.Dnstap
+	observer *observer
+	inflight atomic.Int64
+}
+
+var errLimit = errors.New("concurrent queries exceeded max_concurrent")
+
+// Name implements plugin.Handler.
+func (n *Nanny) Name() string { return "nanny" }
+
+// Ready implements ready.Readiness: a child answers. An instance that was replaced is ready, too.
+func (n *Nanny) Ready() bool {
+	select {
+	case <-n.sup.done:
+		return true
+	default:
+		return n.sup.stats.pid.Load() != 0
+	}
+}
+
+// ServeDNS implements plugin.Handler.
+func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) (int, error) {
+	state := request.Request{W: w, Req: r}
+	if !n.match(state.Name()) {
+		return plugin.NextOrFailure(n.Name(), n.Next, ctx, w, r)
+	}
+	switch {
+	case r.Opcode != dns.OpcodeQuery:
+		return dns.RcodeNotImplemented, nil
+	case r.Response || len(r.Question) != 1 || len(r.Answer) > 0 || len(r.Ns) > 0:
+		// dnsmasq would send it to its upstreams, past its own rules.
+		return dns.RcodeFormatError, nil
+	}
+	inflight := n.inflight.Add(1)
+	defer n.inflight.Add(-1)
+	if n.maxConcurrent > 0 && inflight > n.maxConcurrent {
+		n.observer.rejects.Inc()
+		return dns.RcodeRefused, errLimit
+	}
+
+	start := time.Now()
+	falls := n.Next != nil && n.fall.Through(state.Name())
+	span := ot.SpanFromContext(ctx)
+	if span != nil {
+		span = span.Tracer().StartSpan("connect", ot.ChildOf(span.Context()))
+		ctx = ot.ContextWithSpan(ctx, span)
+	}
+	a, err := n.sup.up.exchange(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
+	if span != nil {
+		if err == nil {
+			otext.PeerAddress.Set(span, a.remote.String())
+		}
+		span.Finish()
+	}
+	if err != nil {
+		if falls {
+			return plugin.NextOrFailure(n.Name(), n.Next, ctx, w, r)
+		}
+		n.observer.observe(dns.RcodeServerFailure, start)
+		return dns.RcodeServerFailure, err
+	}
+	metadata.SetValueFunc(ctx, "nanny/upstream", a.remote.String)
+	metadata.SetValueFunc(ctx, "nanny/version", n.sup.stats.versionInService)
+	if len(n.tap) > 0 {
+		n.toDnstap(ctx, a, state, start)
+	}
+	n.observer.observe(a.msg.Rcode, start)
+	if a.msg.Rcode == dns.RcodeNameError && falls {
+		return plugin.NextOrFailure(n.Name(), n.Next, ctx, w, r)
+	}
+	if err := w.WriteMsg(a.msg); err != nil {
+		return dns.RcodeServerFailure, err
+	}
+	return dns.RcodeSuccess, nil
+}
+
+// match tells whether name is one for dnsmasq.
+func (n *Nanny) match(name string) bool {
+	zone := plugin.Zones(n.zones).Matches(name)
+	if zone == "" {
+		return false
+	}
+	return zone == name || !plugin.Zones(n.except).Contains(name)
+}

@@ -1,0 +1,111 @@
+package nanny
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	probeWait   = 500 * time.Millisecond // for the answer to one probe
+	hungProbes  = 4                      // unanswered in a row: the child is hung (2 s)
+	refusedWait = 2 * time.Millisecond   // between probes while nobody has the port yet
+)
+
+var errNoAnswer = errors.New("no answer")
+
+// versionProbe is a question that dnsmasq answers itself, with no upstream; with `no-ident` it refuses, which
+// is an answer too.
+func versionProbe() *dns.Msg {
+	m := new(dns.Msg)
+	m.SetQuestion("version.bind.", dns.TypeTXT)
+	m.Question[0].Qclass = dns.ClassCHAOS
+	return m
+}
+
+// ask sends m to addr over UDP and returns the answer. It fails at once where the port is closed, and after wait
+// where nobody answers.
+func ask(addr netip.AddrPort, m *dns.Msg, wait time.Duration) (*dns.Msg, error) {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(addr))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	co := &dns.Conn{Conn: conn, UDPSize: 4096}
+	if err := co.SetDeadline(time.Now().Add(wait)); err != nil {
+		return nil, err
+	}
+	if err := co.WriteMsg(m); err != nil {
+		return nil, err
+	}
+	for {
+		r, err := co.ReadMsg()
+		if r != nil && r.Id == m.Id && r.Response {
+			return r, nil
+		}
+		if nerr := net.Error(nil); errors.As(err, &nerr) {
+			if nerr.Timeout() {
+				return nil, errNoAnswer
+			}
+			return nil, err
+		}
+	}
+}
+
+// awaitReady returns when ch answers on its own port. The error is ch's own when it ended before that.
+func awaitReady(ctx context.Context, ch *child) error {
+	for {
+		_, err := ask(ch.addr, versionProbe(), probeWait)
+		select {
+		case <-ch.done:
+			return ch.err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		default:
+		}
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, errNoAnswer) && !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+		time.Sleep(refusedWait)
+	}
+}
+
+// watchdog closes the returned channel when ch lives but answers nothing: neither a query, as answers counts
+// them, nor any of hungProbes probes in a row. It ends with ch.
+func watchdog(ch *child, answers func() uint64, wg *sync.WaitGroup) <-chan struct{} {
+	hung := make(chan struct{})
+	wg.Go(func() {
+		tick := time.NewTicker(probeWait)
+		defer tick.Stop()
+		seen, missed := answers(), 0
+		for {
+			select {
+			case <-ch.done:
+				return
+			case <-tick.C:
+			}
+			if n := answers(); n != seen {
+				seen, missed = n, 0
+				continue
+			}
+			if _, err := ask(ch.addr, versionProbe(), probeWait); err == nil {
+				missed = 0
+				continue
+			}
+			if missed++; missed == hungProbes {
+				close(hung)
+				return
+			}
+		}
+	})
+	return hung
+}

@@ -1,0 +1,103 @@
+package nanny
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// staging is the private directory with what children read. Each child has a directory of its own in it, so that
+// what was checked is what is served, and what is served doesn't change under it.
+type staging struct {
+	root string
+	last int
+}
+
+// newStaging makes the directory below os.TempDir.
+func newStaging() (*staging, error) {
+	root, err := os.MkdirTemp("", "nanny-")
+	if err != nil {
+		return nil, fmt.Errorf("no staging directory (set TMPDIR to a directory that can be written): %w", err)
+	}
+	if strings.Contains(root, ",") { // dnsmasq would split it
+		return nil, errors.Join(fmt.Errorf("staging directory %s: TMPDIR may not contain a comma", root), os.Remove(root))
+	}
+	// A child of another user has to reach its own directory; the names stay unreadable.
+	if err := os.Chmod(root, 0o711); err != nil { // #nosec G302
+		return nil, errors.Join(err, os.Remove(root))
+	}
+	return &staging{root: root}, nil
+}
+
+// write stages c in a new directory that c's user can read, and returns its path.
+func (s *staging) write(c *config) (string, error) {
+	s.last++
+	dir := filepath.Join(s.root, strconv.Itoa(s.last))
+	err := func() error {
+		for _, d := range []string{"", confDir, hostsDir} {
+			if err := makeReadable(os.Mkdir(filepath.Join(dir, d), 0o750), filepath.Join(dir, d), c.priv); err != nil {
+				return err
+			}
+		}
+		for path, data := range c.files {
+			if err := writeStaged(filepath.Join(dir, path), data, c.priv); err != nil {
+				return err
+			}
+		}
+		return nil
+	}()
+	if err != nil {
+		return "", errors.Join(fmt.Errorf("staging: %w", err), os.RemoveAll(dir))
+	}
+	return dir, nil
+}
+
+// update brings dir from old's files to next's, each by a rename.
+func (s *staging) update(dir string, old, next *config) error {
+	for path, data := range next.files {
+		full := filepath.Join(dir, path)
+		if err := writeStaged(full+"~", data, next.priv); err != nil { // dnsmasq skips names that end so
+			return fmt.Errorf("staging: %w", err)
+		}
+		if err := os.Rename(full+"~", full); err != nil {
+			return fmt.Errorf("staging: %w", err)
+		}
+	}
+	for path := range old.files {
+		if _, ok := next.files[path]; !ok {
+			if err := os.Remove(filepath.Join(dir, path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("staging: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// remove removes one child's directory.
+func (s *staging) remove(dir string) {
+	if dir == "" {
+		return
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		log.Warningf("Staging directory can't be removed: %v", err)
+	}
+}
+
+// close removes all.
+func (s *staging) close() { s.remove(s.root) }
+
+func writeStaged(path string, data []byte, p privileges) error {
+	return makeReadable(os.WriteFile(path, data, 0o640), path, p) // #nosec G306 -- the child's group reads it
+}
+
+// makeReadable hands path to the child's group, unless it failed to be made.
+func makeReadable(err error, path string, p privileges) error {
+	if err != nil || !p.switchUser {
+		return err
+	}
+	return os.Chown(path, -1, int(p.gid))
+}

@@ -1,0 +1,48 @@
+package nanny
+
+import (
+	"errors"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// sysProcAttr gives the child a process group of its own, the parent-death signal and its user from its
+// start: dnsmasq would lose that signal if it changed its user itself.
+func (p privileges) sysProcAttr() *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM, AmbientCaps: p.caps}
+	if p.switchUser {
+		attr.Credential = &syscall.Credential{Uid: p.uid, Gid: p.gid}
+	}
+	return attr
+}
+
+// waitExit returns when the process has ended, without reaping it (waitid(2), WNOWAIT).
+func waitExit(pid int) {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, syscall.EINTR) {
+			return
+		}
+	}
+}
+
+// ownCapabilities returns the effective and permitted capabilities of this process as bit sets.
+func ownCapabilities() (effective, permitted uint64) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return 0, 0
+	}
+	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32,
+		uint64(data[0].Permitted) | uint64(data[1].Permitted)<<32
+}
+
+const (
+	capKill           = unix.CAP_KILL
+	capSetgid         = unix.CAP_SETGID
+	capSetuid         = unix.CAP_SETUID
+	capNetBindService = unix.CAP_NET_BIND_SERVICE
+	capNetAdmin       = unix.CAP_NET_ADMIN
+	capNetRaw         = unix.CAP_NET_RAW
+)

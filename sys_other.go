@@ -1,0 +1,35 @@
+//go:build !linux
+
+package nanny
+
+import "syscall"
+
+// sysProcAttr gives the child a process group of its own. There is no parent-death signal here: a CoreDNS that
+// is killed leaves its dnsmasq behind.
+func (p privileges) sysProcAttr() *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{Setpgid: true}
+	if p.switchUser {
+		attr.Credential = &syscall.Credential{Uid: p.uid, Gid: p.gid}
+	}
+	return attr
+}
+
+// waitExit does nothing: exec.Cmd.Wait waits and reaps at once.
+func waitExit(int) {}
+
+// ownCapabilities: root may do everything here, anybody else nothing.
+func ownCapabilities() (effective, permitted uint64) {
+	if syscall.Geteuid() == 0 {
+		return ^uint64(0), ^uint64(0)
+	}
+	return 0, 0
+}
+
+const (
+	capKill = iota
+	capSetgid
+	capSetuid
+	capNetBindService
+	capNetAdmin
+	capNetRaw
+)

@@ -1,0 +1,130 @@
+package nanny
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clog "github.com/coredns/coredns/plugin/pkg/log"
+	"github.com/miekg/dns"
+	"go.uber.org/goleak"
+)
+
+// TestMain is also the misbehaving children: the test binary, started by the name fake-MODE, plays one.
+func TestMain(m *testing.M) {
+	if mode, ok := strings.CutPrefix(filepath.Base(os.Args[0]), "fake-"); ok {
+		fake(mode)
+		os.Exit(0)
+	}
+	clog.Discard()
+	goleak.VerifyTestMain(m)
+}
+
+// fakeProgram returns the path of a program that misbehaves as mode says.
+func fakeProgram(t *testing.T, mode string) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "fake-"+mode)
+	if err := os.Symlink(self, path); err != nil {
+		t.Fatal(err)
+	}
+	// The child may run as another user.
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}
+
+func fake(mode string) {
+	say := func(format string, a ...any) { fmt.Fprintf(os.Stderr, format, a...) }
+	if slices.Contains(os.Args, "--test") {
+		return
+	}
+	switch mode {
+	case "exits":
+		say("\ndnsmasq: cannot do this\n")
+		os.Exit(7)
+	case "lines":
+		for i := range 5000 {
+			say("dnsmasq[1]: line %d\n", i)
+		}
+		say("dnsmasq: bad option at line 3")
+		os.Exit(1)
+	case "silent":
+		select {}
+	case "deaf":
+		signal.Ignore(syscall.SIGTERM)
+	case "flood":
+		go func() {
+			line := []byte("dnsmasq[1]: " + strings.Repeat("x", 80) + "\n")
+			for range time.Tick(10 * time.Millisecond) {
+				for range 1000 {
+					os.Stderr.Write(line)
+				}
+			}
+		}()
+	case "bigline":
+		os.Stderr.Write(bytes.Repeat([]byte("y"), 10<<20))
+		say("\n")
+	case "mute":
+		os.Stderr.Close()
+		os.Stdout.Close()
+	case "forks": // a process that leaves the group and keeps standard error open
+		cmd := exec.Command("sleep", "60")
+		cmd.Stderr = os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err := cmd.Start(); err != nil {
+			say("%v\n", err)
+		}
+	}
+	serveFake()
+}
+
+// serveFake answers each query with the address 192.0.2.99 until the process ends.
+func serveFake() {
+	var addr, port string
+	for _, a := range os.Args {
+		if v, ok := strings.CutPrefix(a, "--listen-address="); ok {
+			addr = v
+		}
+		if v, ok := strings.CutPrefix(a, "--port="); ok {
+			port = v
+		}
+	}
+	handler := dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
+		m := new(dns.Msg)
+		m.SetReply(r)
+		m.Answer = []dns.RR{&dns.A{
+			Hdr: dns.RR_Header{Name: r.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET},
+			A:   net.IPv4(192, 0, 2, 99),
+		}}
+		w.WriteMsg(m)
+	})
+	fmt.Fprintln(os.Stderr, dns.ListenAndServe(net.JoinHostPort(addr, port), "udp", handler))
+	os.Exit(2)
+}
+
+// eventually waits until cond is true, or fails the test after 10 s.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}

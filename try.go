@@ -1,0 +1,264 @@
+package nanny
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// try is one attempt to bring a configuration into service, on a goroutine of its own beside the supervisor's loop.
+type try struct {
+	*supervisor
+	cur    *running // the child in service; nil: none
+	cfg    *config
+	check  bool   // cfg is new: let dnsmasq check it first
+	hup    bool   // SIGHUP will do where it can
+	reason string // label of starts_total
+	hurry  func() // ends the child that is still draining, if there is one
+}
+
+// do tries it. ctx ends it early; what it has started it then stops.
+func (t try) do(ctx context.Context) outcome {
+	if t.hup && t.check && t.cur != nil && len(t.cfg.exclusive) > 0 && t.cur.cfg.rereadable(t.cfg) {
+		err := t.reread(ctx)
+		if err == nil {
+			return outcome{keep: true, how: "SIGHUP"}
+		}
+		log.Warningf("SIGHUP didn't apply the change, dnsmasq is started anew: %v", err)
+	}
+	dir, err := t.stage.write(t.cfg)
+	if err != nil {
+		return outcome{keep: true, err: err, fail: true}
+	}
+	if t.check {
+		if err := t.test(ctx, dir); err != nil {
+			t.stage.remove(dir)
+			return outcome{keep: true, err: err}
+		}
+	}
+	if err := t.awaitGate(ctx); err != nil {
+		t.stage.remove(dir)
+		return outcome{keep: true, err: err}
+	}
+	t.hurry() // there are never three
+
+	how, inPlace := "swap", t.cur != nil && len(t.cfg.exclusive) > 0 && len(t.cur.cfg.exclusive) > 0
+	switch {
+	case t.cur == nil:
+		how = "start"
+	case inPlace:
+		how = "in place"
+		t.cur.taken.Store(true)
+		t.up.hold()
+		t.end(t.cur)
+	}
+	run, err := t.launch(ctx, t.cfg, dir)
+	switch {
+	case err == nil:
+		return outcome{run: run, how: how}
+	case !inPlace:
+		return outcome{keep: true, err: err}
+	case ctx.Err() != nil:
+		return outcome{err: err, fail: true}
+	}
+	back, backErr := t.relaunch(ctx, t.cur.cfg)
+	if backErr != nil {
+		err = fmt.Errorf("%w (and the one before doesn't start again: %w)", err, backErr)
+	}
+	return outcome{run: back, how: how, err: err, fail: true}
+}
+
+// awaitGate waits until a child that may not run beside others can start.
+func (t try) awaitGate(ctx context.Context) error {
+	if len(t.cfg.exclusive) == 0 || t.gate == nil {
+		return nil
+	}
+	t.gatedOnce.Do(func() { close(t.gated) })
+	select {
+	case <-t.gate:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// relaunch starts a known configuration again.
+func (t try) relaunch(ctx context.Context, cfg *config) (*running, error) {
+	dir, err := t.stage.write(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return t.launch(ctx, cfg, dir)
+}
+
+// test lets dnsmasq check the configuration staged in dir, as the user that is to run it.
+func (t try) test(ctx context.Context, dir string) error {
+	addr := t.spec.listen
+	if !addr.IsValid() {
+		addr = netip.AddrPortFrom(loopback, 1024) // nothing is bound
+	}
+	ch, err := start(command{
+		path: t.spec.path, args: append(t.cfg.commandLine(t.spec, dir, addr), "--test"), addr: addr, priv: t.cfg.priv,
+		emit: func(string) {},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("dnsmasq --test took longer than %s", checkTime))
+	defer cancel()
+	select {
+	case <-ch.done:
+		if exit := (*exitError)(nil); errors.As(ch.err, &exit) && exit.status != exitedWell {
+			return t.explain(exit, dir)
+		}
+		return nil
+	case <-ctx.Done():
+		ch.stop(0)
+		return context.Cause(ctx)
+	}
+}
+
+// launch starts a child on cfg, staged in dir, and returns it when it answers. On failure dir is removed.
+func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running, err error) {
+	defer func() {
+		if err != nil {
+			t.stage.remove(dir)
+		}
+	}()
+	for n := 1; ; n++ {
+		addr, err := t.address()
+		if err != nil {
+			return nil, err
+		}
+		ch, err := start(command{
+			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), addr: addr, priv: cfg.priv, emit: logLine,
+		})
+		if err != nil {
+			return nil, err
+		}
+		t.stats.start(t.reason)
+		readyCtx, cancel := context.WithTimeoutCause(ctx, readyTime,
+			fmt.Errorf("dnsmasq (pid %d) didn't answer on %s within %s", ch.pid, addr, readyTime))
+		err = awaitReady(readyCtx, ch)
+		cancel()
+		if err == nil {
+			var b *backend
+			if b, err = newBackend(addr); err == nil {
+				run := &running{child: ch, backend: b, cfg: cfg, dir: dir, since: time.Now()}
+				run.hung = watchdog(ch, b.answers, &t.retired)
+				return run, nil
+			}
+		}
+		ch.stop(stopTime)
+		exit := (*exitError)(nil)
+		if errors.As(err, &exit) {
+			if strings.Contains(exit.tail, "Address already in use") && !t.spec.listen.IsValid() && n < portTries {
+				continue
+			}
+			err = t.explain(exit, dir)
+		}
+		if len(cfg.priv.missing) > 0 {
+			err = fmt.Errorf("%w (CoreDNS lacks %s, which this configuration needs)", err, strings.Join(cfg.priv.missing, ", "))
+		}
+		return nil, err
+	}
+}
+
+// explain names the watched files where dnsmasq's last words name the staged ones.
+func (t try) explain(e *exitError, dir string) error {
+	tail := strings.NewReplacer(
+		filepath.Join(dir, confDir), t.spec.dir,
+		filepath.Join(dir, hostsDir), t.spec.dir,
+	).Replace(e.tail)
+	return &exitError{status: e.status, tail: tail}
+}
+
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// address gives the address for the next child: the fixed one, if nobody has it, or a port that is free for UDP
+// and TCP now.
+func (t try) address() (netip.AddrPort, error) {
+	want := t.spec.listen
+	if !want.IsValid() {
+		want = netip.AddrPortFrom(loopback, 0)
+	}
+	for n := 1; ; n++ {
+		udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(want))
+		if err == nil {
+			got := netip.AddrPortFrom(want.Addr(), udp.LocalAddr().(*net.UDPAddr).AddrPort().Port())
+			var tcp net.Listener
+			if tcp, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(got)); err == nil {
+				tcp.Close()
+			}
+			udp.Close()
+			if err == nil {
+				return got, nil
+			}
+		}
+		switch {
+		case errors.Is(err, os.ErrPermission): // the child may be allowed to what CoreDNS isn't
+			return want, nil
+		case errors.Is(err, syscall.EADDRINUSE) && want.Port() == 0 && n < portTries:
+			continue
+		case errors.Is(err, syscall.EADDRINUSE):
+			return want, fmt.Errorf("listen %s: another program has this address (a dnsmasq left from an earlier run, or CoreDNS itself?): %w", want, err)
+		}
+		return want, fmt.Errorf("listen %s: %w", want, err)
+	}
+}
+
+// generation is a name in a hosts file of nanny's own. SIGHUP has no mark of completion; but once dnsmasq gives the
+// new address for this name, it has read all that it reads again.
+const (
+	generation     = "generation.nanny.invalid."
+	generationFile = "generation"
+	rereadTime     = 5 * time.Second
+)
+
+func generationRecord(n uint32) (record []byte, addr netip.Addr) {
+	addr = netip.AddrFrom4([4]byte{127, byte(n >> 16), byte(n >> 8), byte(n)})
+	return fmt.Appendf(nil, "%s %s\n", addr, strings.TrimSuffix(generation, ".")), addr
+}
+
+// reread applies the change with SIGHUP and returns when the child answers from the new files.
+func (t try) reread(ctx context.Context) error {
+	if err := t.stage.update(t.cur.dir, t.cur.cfg, t.cfg); err != nil {
+		return err
+	}
+	t.cur.generation++
+	record, addr := generationRecord(t.cur.generation + 1)
+	if err := writeStaged(filepath.Join(t.cur.dir, hostsDir, generationFile), record, t.cfg.priv); err != nil {
+		return err
+	}
+	if err := t.cur.child.signal(syscall.SIGHUP); err != nil {
+		return err
+	}
+	q := new(dns.Msg)
+	q.SetQuestion(generation, dns.TypeA)
+	for deadline := time.Now().Add(rereadTime); time.Now().Before(deadline); {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-t.cur.child.done:
+			return t.cur.child.err
+		case <-time.After(refusedWait):
+		}
+		r, err := ask(t.cur.child.addr, q, probeWait)
+		if err != nil || len(r.Answer) == 0 {
+			continue
+		}
+		if a, ok := r.Answer[0].(*dns.A); ok && a.A.Equal(addr.AsSlice()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("dnsmasq (pid %d) hasn't read its files again within %s", t.cur.child.pid, rereadTime)
+}
