@@ -14,7 +14,7 @@ import (
 
 const (
 	stopTime  = 3 * time.Second // from SIGTERM to SIGKILL
-	waitDelay = time.Second     // how long output may stay open after the child has ended
+	waitDelay = time.Second     // how long a silent output may stay open after the child has ended
 )
 
 // command is what a child is started from.
@@ -88,12 +88,9 @@ func (ch *child) wait(cmd *exec.Cmd, output *os.File) {
 	waitExit(ch.pid)
 	ch.signalGroup(syscall.SIGKILL)
 	err := cmd.Wait()
-	select {
-	case <-ch.output.read:
-	case <-time.After(waitDelay): // something that left the group still has it open
-	}
+	ch.output.await(ch.output.read, waitDelay) // not for ever: what left the group may have it open
 	output.Close()
-	ch.output.wait(waitDelay)
+	ch.output.await(ch.output.logged, waitDelay)
 	reapGroup(ch.pid)
 
 	status := exitedWell

@@ -120,10 +120,14 @@ func sanitize(f file) (staged []byte, warnings []string, err error) {
 		if slices.Contains(forbidden, d.name) {
 			return nil, nil, &configError{f.name, d.line, fmt.Errorf("%s is allowed only in the Corefile's args, as it runs a program or reads further configuration", d.name)}
 		}
-		if !slices.Contains(managed, d.name) {
+		own := d.name == "user" || d.name == "group" // nanny gives these to the child itself
+		if !own && !slices.Contains(managed, d.name) {
 			continue
 		}
 		lines[d.line-1] = append([]byte("#"), lines[d.line-1]...)
+		if own {
+			continue
+		}
 		if dropped++; dropped <= maxWarnings {
 			warnings = append(warnings, fmt.Sprintf("%s:%d: %s is set by nanny; line ignored", f.name, d.line, d.name))
 		}

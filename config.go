@@ -54,7 +54,7 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 				}
 				c.warnings = append(c.warnings, warnings...)
 				c.files[filepath.Join(confDir, f.name)] = staged
-				directives = append(directives, parseConf(f.name, staged)...)
+				directives = append(directives, parseConf(f.name, f.data)...)
 			case ".hosts":
 				c.files[filepath.Join(hostsDir, f.name)] = f.data
 			}
@@ -78,6 +78,7 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 	if len(c.exclusive) > 0 {
 		c.files[filepath.Join(hostsDir, generationFile)], _ = generationRecord(1)
 	}
+	c.warnings = append(c.warnings, c.priv.warnings...)
 	own := []string{"# Written by nanny."}
 	if k != nil {
 		lines, missing := k.lines(addrs)
@@ -110,6 +111,9 @@ func (d directive) at() string {
 	}
 	return fmt.Sprintf("%s:%d", d.file, d.line)
 }
+
+// watched tells whether d stands in the watched directory.
+func (d directive) watched() bool { return d.file != argsFile && !filepath.IsAbs(d.file) }
 
 // isExclusive tells whether two dnsmasq with d may not run side by side, not even for a moment: both would serve
 // DHCP, TFTP or router advertisements, or the second couldn't start.

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clog "github.com/coredns/coredns/plugin/pkg/log"
@@ -35,6 +36,7 @@ type lineLog struct {
 	closed  bool
 	last    []string
 
+	progress     atomic.Int64  // lines read plus lines logged
 	read, logged chan struct{} // closed when the reader, the logger has ended
 }
 
@@ -47,13 +49,21 @@ func newLineLog(r io.Reader, emit func(line string)) *lineLog {
 	return l
 }
 
-// wait returns when all that the child wrote is logged, or after d.
-func (l *lineLog) wait(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-l.logged:
-	case <-timer.C:
+// await returns when done is closed, or when for the time d nothing was read or logged.
+func (l *lineLog) await(done <-chan struct{}, d time.Duration) {
+	tick := time.NewTicker(d)
+	defer tick.Stop()
+	for last := l.progress.Load(); ; {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		now := l.progress.Load()
+		if now == last {
+			return
+		}
+		last = now
 	}
 }
 
@@ -92,6 +102,7 @@ func (l *lineLog) readAll(r io.Reader) {
 }
 
 func (l *lineLog) push(text string) {
+	l.progress.Add(1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	short := text
@@ -124,6 +135,7 @@ func (l *lineLog) logAll() {
 		l.mu.Unlock()
 		for _, line := range lines {
 			l.emit(line)
+			l.progress.Add(1)
 		}
 		if dropped > 0 {
 			log.Warningf("%d lines of dnsmasq's log were dropped: CoreDNS's log takes them too slowly", dropped)

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -94,7 +93,7 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 
 // blame puts the directory before the name of a file in it.
 func (e *eye) blame(err error) error {
-	if ce := (*configError)(nil); errors.As(err, &ce) && !strings.HasPrefix(ce.file, "/") && ce.file != "" && ce.file != argsFile {
+	if ce := (*configError)(nil); errors.As(err, &ce) && ce.file != "" && (directive{file: ce.file}).watched() {
 		return fmt.Errorf("%s/%w", e.spec.dir, err)
 	}
 	if errors.Is(err, fs.ErrNotExist) {

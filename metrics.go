@@ -79,6 +79,7 @@ type stats struct {
 	valid   atomic.Bool  // the directory's newest state is usable
 	started atomic.Int64 // children started, for whatever reason
 	exits   atomic.Int64
+	held    atomic.Bool // a change waits because of reload off
 
 	mu      sync.Mutex
 	starts  map[string]uint64 // by reason
@@ -124,12 +125,13 @@ func (s *stats) applied(o outcome) {
 	s.version, s.success = o.cfg.version, time.Now()
 	s.mu.Unlock()
 	s.valid.Store(true)
+	s.held.Store(false)
 	s.reload("applied")
 }
 
 // refused notes a change that isn't.
 func (s *stats) refused(o outcome) {
-	if o.fail {
+	if o.undone {
 		s.reload("failed")
 		return
 	}

@@ -94,6 +94,7 @@ type supervisor struct {
 	cur       *running
 	good      *config // what a new child is started from
 	want      *config // the change to try next
+	later     *config // a change that failed for a transient reason, to be tried when retry fires
 	pending   *config // with reload off: the change that waits for a start
 	attempt   *attempt
 	outcomes  chan outcome // capacity 1
@@ -117,13 +118,13 @@ type attempt struct {
 
 // outcome is what became of an attempt.
 type outcome struct {
-	keep bool     // cur stays what it is
-	run  *running // else: what is cur from now on; nil: there is none
-	cfg  *config  // what was to be applied
-	how  string   // swap, in place, SIGHUP or start
-	err  error    // why run isn't cfg's
-	fail bool     // err is ours (staging) or came after the old child had been stopped, not the configuration's alone
-	took time.Duration
+	keep   bool     // cur stays what it is, if anything
+	run    *running // else: what is cur from now on; nil: there is none
+	cfg    *config  // what was to be applied
+	how    string   // swap, in place, SIGHUP or start
+	err    error    // why run isn't cfg's
+	undone bool     // cfg had been put in the old child's place; run is the old configuration's again
+	took   time.Duration
 }
 
 // newSupervisor starts a supervisor. gate may be nil.
@@ -291,10 +292,8 @@ func (s *supervisor) startReason(change bool) string {
 
 // settle takes over what an attempt has led to.
 func (s *supervisor) settle(o outcome) {
-	alone := true
 	if s.attempt != nil {
 		s.attempt.cancel()
-		alone = s.attempt.alone
 		s.attempt = nil
 	}
 	if o.keep && o.how == "SIGHUP" && s.cur != nil {
@@ -327,11 +326,14 @@ func (s *supervisor) settle(o outcome) {
 		s.applied(old, o)
 	case o.cfg == s.good || o.cfg == nil: // a start failed
 		log.Errorf("dnsmasq can't be started: %v", o.err)
+		s.failed()
+	case errors.As(o.err, new(*transientError)):
+		log.Errorf("Configuration not applied, to be tried again: version=%.8s: %v", o.cfg.version, o.err)
+		s.stats.reload("failed")
+		s.later = o.cfg
+		s.failed()
 	default:
 		s.rejected(o)
-	}
-	if s.cur == nil && (alone || o.fail) && o.err != nil && !errors.Is(o.err, context.Canceled) {
-		s.failed(o.cfg == s.good || o.cfg == nil)
 	}
 	select {
 	case s.first <- o.err:
@@ -339,13 +341,9 @@ func (s *supervisor) settle(o outcome) {
 	}
 }
 
-// failed decides how long to wait after a start that failed: not at all if that was a changed configuration and the
-// good one is still to be tried.
-func (s *supervisor) failed(good bool) {
-	if !good {
-		return
-	}
-	s.up.down(true)
+// failed makes a pause after a failure that isn't a changed configuration's.
+func (s *supervisor) failed() {
+	s.up.down(s.cur == nil)
 	s.short++
 	s.pause(backoff(s.short, maxBackoff))
 }
@@ -395,6 +393,10 @@ func (s *supervisor) pause(d time.Duration) {
 // retried ends a pause.
 func (s *supervisor) retried() {
 	s.paused = false
+	if s.want == nil {
+		s.want = s.later
+	}
+	s.later = nil
 	if !s.looked {
 		log.Warningf("%s wasn't read in %s; dnsmasq starts without it", s.spec.dir, seconds(firstLook))
 		s.looked = true
@@ -412,6 +414,7 @@ func (s *supervisor) saw(l look) {
 	if l.repeated {
 		return
 	}
+	s.later = nil
 	if l.err != nil {
 		s.want, s.pending = nil, nil
 		if s.cur == nil && s.good == nil {
@@ -434,6 +437,7 @@ func (s *supervisor) saw(l look) {
 	if s.set.reload == reloadOff && s.good != nil {
 		log.Infof("Configuration changed, not applied (reload off): version=%.8s files=%s", l.cfg.version, s.good.changes(l.cfg))
 		s.pending = l.cfg
+		s.stats.held.Store(true)
 		return
 	}
 	s.want = l.cfg

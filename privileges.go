@@ -17,6 +17,7 @@ type privileges struct {
 	uid, gid   uint32
 	caps       []uintptr // ambient capabilities (capabilities(7))
 	missing    []string  // what a directive needs and CoreDNS doesn't have
+	warnings   []string
 }
 
 // capability is one that dnsmasq needs for some directives.
@@ -56,10 +57,17 @@ func findPrivileges(ds []directive, port uint16) (privileges, error) {
 	var nameAt, groupAt directive
 	for _, d := range ds {
 		switch d.name {
-		case "user":
-			name, nameAt = d.value, d
-		case "group":
-			group, groupAt = d.value, d
+		case "user", "group":
+			// Root is for the Corefile's owner to give, not for who can write the directory.
+			if d.value == "root" && d.watched() {
+				p.warnings = append(p.warnings, d.at()+": "+d.name+" root can only be given in args; line ignored")
+				continue
+			}
+			if d.name == "user" {
+				name, nameAt = d.value, d
+			} else {
+				group, groupAt = d.value, d
+			}
 		case "dhcp-script", "dhcp-luascript":
 			script = true
 		}

@@ -51,7 +51,7 @@ func (s *staging) write(c *config) (string, error) {
 		return nil
 	}()
 	if err != nil {
-		return "", errors.Join(fmt.Errorf("staging: %w", err), os.RemoveAll(dir))
+		return "", &transientError{errors.Join(fmt.Errorf("staging: %w", err), os.RemoveAll(dir))}
 	}
 	return dir, nil
 }

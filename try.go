@@ -26,6 +26,13 @@ type try struct {
 	hurry  func() // ends the child that is still draining, if there is one
 }
 
+// transientError is one that the configuration isn't to blame for: an address that is taken, a disk that is full.
+// What failed so is tried again.
+type transientError struct{ error }
+
+// Unwrap returns the reason.
+func (e *transientError) Unwrap() error { return e.error }
+
 // do tries it. ctx ends it early; what it has started it then stops.
 func (t try) do(ctx context.Context) outcome {
 	if t.hup && t.check && t.cur != nil && len(t.cfg.exclusive) > 0 && t.cur.cfg.rereadable(t.cfg) {
@@ -37,7 +44,7 @@ func (t try) do(ctx context.Context) outcome {
 	}
 	dir, err := t.stage.write(t.cfg)
 	if err != nil {
-		return outcome{keep: true, err: err, fail: true}
+		return outcome{keep: true, err: err}
 	}
 	if t.check {
 		if err := t.test(ctx, dir); err != nil {
@@ -68,13 +75,13 @@ func (t try) do(ctx context.Context) outcome {
 	case !inPlace:
 		return outcome{keep: true, err: err}
 	case ctx.Err() != nil:
-		return outcome{err: err, fail: true}
+		return outcome{err: err}
 	}
 	back, backErr := t.relaunch(ctx, t.cur.cfg)
 	if backErr != nil {
 		err = fmt.Errorf("%w (and the one before doesn't start again: %w)", err, backErr)
 	}
-	return outcome{run: back, how: how, err: err, fail: true}
+	return outcome{run: back, how: how, err: err, undone: true}
 }
 
 // awaitGate waits until a child that may not run beside others can start.
@@ -111,7 +118,7 @@ func (t try) test(ctx context.Context, dir string) error {
 		emit: func(string) {},
 	})
 	if err != nil {
-		return err
+		return &transientError{err}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("dnsmasq --test took longer than %s", checkTime))
 	defer cancel()
@@ -137,13 +144,13 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 	for n := 1; ; n++ {
 		addr, err := t.address()
 		if err != nil {
-			return nil, err
+			return nil, &transientError{err}
 		}
 		ch, err := start(command{
 			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), addr: addr, priv: cfg.priv, emit: logLine,
 		})
 		if err != nil {
-			return nil, err
+			return nil, &transientError{err}
 		}
 		t.stats.start(t.reason)
 		readyCtx, cancel := context.WithTimeoutCause(ctx, readyTime,

@@ -1,0 +1,412 @@
+package nanny
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// bench is a supervisor under test and its directory.
+type bench struct {
+	*supervisor
+	t *testing.T
+}
+
+// newBench starts a supervisor with the real dnsmasq, unless sp names another program, and files in its directory.
+func newBench(t *testing.T, sp spec, set settings, files map[string]string) *bench {
+	t.Helper()
+	if sp.path == "" {
+		path, err := findProgram("dnsmasq")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sp.path = path
+		sp.args = append([]string{"--no-resolv", "--no-hosts"}, sp.args...)
+	}
+	if sp.dir == "" {
+		sp.dir = t.TempDir()
+	}
+	if set.interval == 0 {
+		set.interval = time.Minute // what is seen is seen by inotify
+	}
+	set.timeout = defaultTimeout
+	for name, text := range files {
+		put(t, filepath.Join(sp.dir, name), text)
+	}
+	s, err := newSupervisor(sp, set, "initial", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{s, t}
+	t.Cleanup(func() {
+		s.stop()
+		if _, err := os.Stat(s.stage.root); !os.IsNotExist(err) {
+			t.Errorf("the staging directory is left: %v", err)
+		}
+	})
+	return b
+}
+
+// put replaces a file by a rename.
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	tmp := filepath.Join(filepath.Dir(path), ".tmp")
+	if err := os.WriteFile(tmp, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bench) write(name, text string) {
+	b.t.Helper()
+	put(b.t, filepath.Join(b.spec.dir, name), text)
+}
+
+// lookup asks for an address of name and returns it, or the RCODE or the error.
+func (b *bench) lookup(name string) string {
+	q := new(dns.Msg)
+	q.SetQuestion(dns.Fqdn(name), dns.TypeA)
+	a, err := b.up.exchange(context.Background(), q, time.Now().Add(defaultTimeout), false, false)
+	if err != nil {
+		return err.Error()
+	}
+	if len(a.msg.Answer) > 0 {
+		if rr, ok := a.msg.Answer[0].(*dns.A); ok {
+			return rr.A.String()
+		}
+	}
+	return dns.RcodeToString[a.msg.Rcode]
+}
+
+func (b *bench) await(name, want string) {
+	b.t.Helper()
+	eventually(b.t, fmt.Sprintf("%s is %s", name, want), func() bool { return b.lookup(name) == want })
+}
+
+func (b *bench) reloads(result string) uint64 {
+	b.stats.mu.Lock()
+	defer b.stats.mu.Unlock()
+	return b.stats.reloads[result]
+}
+
+func (b *bench) pid() int { return int(b.stats.pid.Load()) }
+
+func (b *bench) awaitPid() int {
+	b.t.Helper()
+	eventually(b.t, "a child is in service", func() bool { return b.pid() != 0 })
+	return b.pid()
+}
+
+func TestSupervisorAppliesChanges(t *testing.T) {
+	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	if got := b.lookup("x.a.test"); got != "192.0.2.1" {
+		t.Fatalf("got %s; the first query waits for the first child", got)
+	}
+	b.write("a.conf", "address=/a.test/192.0.2.2\n")
+	b.await("x.a.test", "192.0.2.2")
+	b.write("b.hosts", "192.0.2.3 h.a.test\n")
+	b.await("h.a.test", "192.0.2.3")
+	if err := os.Remove(filepath.Join(b.spec.dir, "a.conf")); err != nil {
+		t.Fatal(err)
+	}
+	b.await("x.a.test", "REFUSED")
+	if got := b.lookup("h.a.test"); got != "192.0.2.3" {
+		t.Errorf("got %s", got)
+	}
+	if n := b.reloads("applied"); n != 4 {
+		t.Errorf("got %d changes applied, want 4, the first included", n)
+	}
+}
+
+func TestSupervisorServers(t *testing.T) {
+	up := newBench(t, spec{args: []string{"--address=/#/192.0.2.9"}}, settings{}, nil)
+	up.awaitPid()
+	a, err := up.up.exchange(t.Context(), versionProbe(), time.Now().Add(time.Second), false, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, spec{}, settings{}, map[string]string{
+		"stubDomains": fmt.Sprintf(`{"acme.test": [%q], "dead.test": [], "lost.test": ["ns.invalid"]}`, a.remote),
+	})
+	for name, want := range map[string]string{
+		"x.acme.test": "192.0.2.9", "x.dead.test": "REFUSED", "x.lost.test": "REFUSED", "x.other.test": "REFUSED",
+	} {
+		if got := b.lookup(name); got != want {
+			t.Errorf("%s: got %s, want %s", name, got, want)
+		}
+	}
+	// A domain that is left without a server is not asked of the other upstreams.
+	b.write("upstreamNameservers", fmt.Sprintf(`[%q]`, a.remote))
+	b.await("x.other.test", "192.0.2.9")
+	for _, name := range []string{"x.dead.test", "x.lost.test"} {
+		if got := b.lookup(name); got != "REFUSED" {
+			t.Errorf("%s: got %s, want REFUSED", name, got)
+		}
+	}
+}
+
+func TestSupervisorRejects(t *testing.T) {
+	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	b.await("x.a.test", "192.0.2.1")
+	pid, root := b.pid(), t.TempDir()
+	rejected := uint64(0)
+	for _, tt := range []struct{ name, file, text string }{
+		{"script", "b.conf", "conf-script=/bin/sh -c 'touch " + root + "/ran'\n"},
+		{"unknown option", "b.conf", "foo=bar\n"},
+		{"unknown user", "b.conf", "user=nosuchuser\n"},
+		{"unknown interface", "b.conf", "interface=nosuch0\n"},
+		{"directory missing", "b.conf", "resolv-file=/nonexistent/resolv.conf\nno-poll\n"},
+		{"truncated JSON", "stubDomains", `{"acme.test": ["192.0.2.1"`},
+		{"not JSON", "stubDomains", "$$$$"},
+		{"four nameservers", "upstreamNameservers", `["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"]`},
+		{"not UTF-8", "c.hosts", "192.0.2.1 \xc0\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b.write(tt.file, tt.text)
+			if tt.name == "directory missing" {
+				b.await("x.a.test", "192.0.2.1") // depends on whether it is polled; only the service matters
+				return
+			}
+			rejected++
+			eventually(t, "it is rejected", func() bool { return b.reloads("rejected") == rejected })
+			if b.stats.valid.Load() {
+				t.Error("config_valid isn't 0")
+			}
+			if got := b.lookup("x.a.test"); got != "192.0.2.1" || b.pid() != pid {
+				t.Errorf("got %s from pid %d, want the old answer from pid %d", got, b.pid(), pid)
+			}
+			if err := os.Remove(filepath.Join(b.spec.dir, tt.file)); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "valid again", b.stats.valid.Load)
+		})
+		if err := os.Remove(filepath.Join(b.spec.dir, tt.file)); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(root, "ran")); err == nil {
+		t.Error("the script ran")
+	}
+}
+
+func TestSupervisorStartsWithoutUsableSnapshot(t *testing.T) {
+	b := newBench(t, spec{args: []string{"--address=/base.test/192.0.2.5"}}, settings{}, map[string]string{"a.conf": "foo=bar\n"})
+	if got := b.lookup("x.base.test"); got != "192.0.2.5" {
+		t.Fatalf("got %s", got)
+	}
+	b.write("a.conf", "address=/a.test/192.0.2.1\n")
+	b.await("x.a.test", "192.0.2.1")
+}
+
+func TestSupervisorDirectoryAppears(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "later")
+	b := newBench(t, spec{dir: dir}, settings{}, nil)
+	b.awaitPid()
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b.write("a.conf", "address=/a.test/192.0.2.1\n")
+	b.await("x.a.test", "192.0.2.1")
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the loss is noticed", func() bool { return !b.stats.valid.Load() })
+	if got := b.lookup("x.a.test"); got != "192.0.2.1" {
+		t.Errorf("got %s, want the last good configuration", got)
+	}
+}
+
+func TestSupervisorCrash(t *testing.T) {
+	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	for range 3 {
+		pid := b.awaitPid()
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.lookup("x.a.test"); got != "192.0.2.1" {
+			t.Fatalf("got %s", got)
+		}
+		eventually(t, "another child", func() bool { p := b.pid(); return p != 0 && p != pid })
+	}
+	if n := b.stats.exits.Load(); n != 3 {
+		t.Errorf("got %d exits, want 3", n)
+	}
+}
+
+func TestSupervisorHungChild(t *testing.T) {
+	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	pid := b.awaitPid()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.lookup("x.a.test"); got != "192.0.2.1" {
+		t.Fatalf("got %s; the query goes to the successor", got)
+	}
+	if b.pid() == pid {
+		t.Error("the hung child is still in service")
+	}
+}
+
+// A change that needs no second child beside the first keeps it; another never lets two run at once.
+func TestSupervisorInPlace(t *testing.T) {
+	addr := freeAddr(t)
+	b := newBench(t, spec{listen: addr}, settings{}, map[string]string{
+		"a.conf": "address=/a.test/192.0.2.1\n", "b.hosts": "192.0.2.2 h.test\n",
+	})
+	b.await("x.a.test", "192.0.2.1")
+	pid := b.pid()
+	b.write("b.hosts", "192.0.2.3 h.test\n")
+	b.await("h.test", "192.0.2.3")
+	b.write("stubDomains", `{"acme.test": []}`)
+	eventually(t, "both changes are in service", func() bool { return b.reloads("applied") == 3 })
+	if b.pid() != pid {
+		t.Errorf("got pid %d, want %d: a SIGHUP is enough", b.pid(), pid)
+	}
+	b.write("a.conf", "address=/a.test/192.0.2.4\n")
+	b.await("x.a.test", "192.0.2.4")
+	if b.pid() == pid {
+		t.Error("a changed *.conf needs a new process")
+	}
+	pid = b.pid()
+	b.write("a.conf", "interface=nosuch0\naddress=/a.test/192.0.2.5\n") // passes --test
+	eventually(t, "the change fails", func() bool { return b.reloads("failed") == 1 })
+	if got := b.lookup("x.a.test"); got != "192.0.2.4" {
+		t.Errorf("got %s, want the last good configuration", got)
+	}
+	direct := func(want string) {
+		t.Helper()
+		q := new(dns.Msg)
+		q.SetQuestion("x.a.test.", dns.TypeA)
+		r, err := ask(addr, q, time.Second)
+		if err != nil || len(r.Answer) != 1 || r.Answer[0].(*dns.A).A.String() != want {
+			t.Errorf("the fixed address answers %v (%v), want %s", r, err, want)
+		}
+	}
+	direct("192.0.2.4")
+}
+
+func TestSupervisorFixedAddressTaken(t *testing.T) {
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, spec{listen: conn.LocalAddr().(*net.UDPAddr).AddrPort()}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	if err := <-b.first; err == nil || !strings.Contains(err.Error(), "another program has this address") {
+		t.Errorf("got %v", err)
+	}
+	conn.Close()
+	b.await("x.a.test", "192.0.2.1")
+}
+
+// Never more than two children, the last change wins.
+func TestSupervisorMergesChanges(t *testing.T) {
+	b := newBench(t, spec{}, settings{}, nil)
+	b.awaitPid()
+	stop := make(chan struct{})
+	most := make(chan int)
+	go func() {
+		n := 0
+		for {
+			select {
+			case <-stop:
+				most <- n
+				return
+			case <-time.After(time.Millisecond):
+				n = max(n, countChildren(b.stage.root))
+			}
+		}
+	}()
+	for i := range 40 {
+		b.write("a.conf", fmt.Sprintf("address=/a.test/192.0.2.%d\n", i+1))
+		time.Sleep(60 * time.Millisecond) // longer than the debounce, shorter than a change
+	}
+	b.await("x.a.test", "192.0.2.40")
+	close(stop)
+	if n := <-most; n > 3 { // two children and a check (--test)
+		t.Errorf("%d dnsmasq at once", n)
+	}
+}
+
+// countChildren counts the processes whose arguments name the staging directory root.
+func countChildren(root string) int {
+	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	n := 0
+	for _, p := range paths {
+		if data, err := os.ReadFile(p); err == nil && strings.Contains(string(data), root+"/") {
+			n++
+		}
+	}
+	return n
+}
+
+func TestSupervisorReloadOff(t *testing.T) {
+	b := newBench(t, spec{}, settings{reload: reloadOff}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	b.await("x.a.test", "192.0.2.1")
+	pid := b.pid()
+	b.write("a.conf", "address=/a.test/192.0.2.2\n")
+	eventually(t, "the change is seen", func() bool { return b.stats.held.Load() })
+	if got := b.lookup("x.a.test"); got != "192.0.2.1" || b.pid() != pid {
+		t.Errorf("got %s from pid %d; with reload off the change isn't applied", got, b.pid())
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.await("x.a.test", "192.0.2.2")
+}
+
+func TestSupervisorBadPrograms(t *testing.T) {
+	for _, tt := range []struct{ mode, want string }{
+		{"exits", "exited with status 7: cannot do this"},
+		{"silent", "didn't answer"},
+	} {
+		t.Run(tt.mode, func(t *testing.T) {
+			b := newBench(t, spec{path: fakeProgram(t, tt.mode)}, settings{}, nil)
+			select {
+			case err := <-b.first:
+				if err == nil || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("got %v, want %q", err, tt.want)
+				}
+			case <-time.After(2 * readyTime):
+				t.Fatal("no outcome")
+			}
+			q := new(dns.Msg)
+			q.SetQuestion("x.test.", dns.TypeA)
+			eventually(t, "queries that can go elsewhere don't wait", func() bool {
+				_, err := b.up.exchange(t.Context(), q, time.Now().Add(time.Second), false, true)
+				return err == errNoBackend
+			})
+		})
+	}
+}
+
+func TestSupervisorStopsWhileStarting(t *testing.T) {
+	b := newBench(t, spec{path: fakeProgram(t, "silent")}, settings{}, nil)
+	eventually(t, "a child is started", func() bool { return b.stats.started.Load() > 0 })
+}
+
+func TestBackoff(t *testing.T) {
+	for _, tt := range []struct {
+		n        int
+		limit    time.Duration
+		min, max time.Duration
+	}{
+		{1, maxBackoff, 75 * time.Millisecond, 125 * time.Millisecond},
+		{3, maxBackoff, 300 * time.Millisecond, 500 * time.Millisecond},
+		{100, maxBackoff, 7500 * time.Millisecond, 12500 * time.Millisecond},
+		{100, servedLimit, 750 * time.Millisecond, 1250 * time.Millisecond},
+	} {
+		if d := backoff(tt.n, tt.limit); d < tt.min || d > tt.max {
+			t.Errorf("%d failures, limit %s: got %s, want %s to %s", tt.n, tt.limit, d, tt.min, tt.max)
+		}
+	}
+}

@@ -1,0 +1,344 @@
+package nanny
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coredns/caddy"
+	"github.com/coredns/coredns/core/dnsserver"
+	_ "github.com/coredns/coredns/plugin/bind" // the plugins that the examples use
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/forward"
+	_ "github.com/coredns/coredns/plugin/hosts"
+	_ "github.com/coredns/coredns/plugin/ready"
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func init() {
+	caddy.Quiet, dnsserver.Quiet = true, true
+	if err := dnsserver.Register(); err != nil {
+		panic(err)
+	}
+	if !slices.Contains(dnsserver.Directives, "nanny") {
+		dnsserver.Directives = slices.Insert(dnsserver.Directives, slices.Index(dnsserver.Directives, "forward"), "nanny")
+	}
+}
+
+func readText(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+var fence = regexp.MustCompile(`(?ms)^~~~ *(\w*)\n(.*?)^~~~\n`)
+
+func TestReadmeHeadings(t *testing.T) {
+	text := fence.ReplaceAllString(readText(t, "README.md"), "")
+	got := regexp.MustCompile(`(?m)^##? .*$`).FindAllString(text, -1)
+	want := []string{
+		"# nanny", "## Name", "## Description", "## Syntax", "## The directory", "## Metrics", "## Ready", "## Examples",
+		"## Coming from dnsmasq-nanny", "## What is promised", "## Privileges", "## Compilation", "## Bugs", "## See Also",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// exampleCorefiles returns the Corefiles below examples, sorted.
+func exampleCorefiles(t *testing.T) []string {
+	t.Helper()
+	var paths []string
+	err := filepath.WalkDir("examples", func(path string, _ fs.DirEntry, err error) error {
+		if filepath.Base(path) == "Corefile" || filepath.Ext(path) == ".corefile" {
+			paths = append(paths, path)
+		}
+		return err
+	})
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("got %d examples, error %v", len(paths), err)
+	}
+	return paths
+}
+
+func TestReadmeExamplesAreTheFiles(t *testing.T) {
+	files := map[string]string{} // path by text
+	for _, path := range exampleCorefiles(t) {
+		files[readText(t, path)] = path
+	}
+	readme := readText(t, "README.md")
+	for _, block := range fence.FindAllStringSubmatch(readme, -1) {
+		if block[1] != "corefile" {
+			continue
+		}
+		path, ok := files[block[2]]
+		if !ok {
+			t.Errorf("this is none of the files below examples, or shown twice:\n%s", block[2])
+			continue
+		}
+		delete(files, block[2])
+		if !strings.Contains(readme, "`"+path+"`") {
+			t.Errorf("the README shows %s and doesn't name it", path)
+		}
+	}
+	for _, path := range files {
+		t.Errorf("the README doesn't show %s", path)
+	}
+}
+
+var (
+	examplePort = regexp.MustCompile(`:\d{4,5}\b`)
+	exampleDir  = regexp.MustCompile(`config /\S+`)
+)
+
+// startExample starts the Corefile at path, with a free port for each port in it and examples/config for each absolute
+// directory, and returns where its first server listens. It is stopped at the end of the test.
+func startExample(t *testing.T, path string) (addr string) {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	dir, ports := t.TempDir(), map[string]string{}
+	free := func(port string) string {
+		if ports[port] == "" {
+			ports[port] = freePort(t)
+		}
+		return ports[port]
+	}
+	if err := os.CopyFS(dir, os.DirFS("examples/config")); err != nil {
+		t.Fatal(err)
+	}
+	stubs := filepath.Join(dir, "stubDomains")
+	text := examplePort.ReplaceAllStringFunc(readText(t, stubs), free)
+	if err := os.WriteFile(stubs, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	corefile := examplePort.ReplaceAllStringFunc(readText(t, path), free)
+	corefile = exampleDir.ReplaceAllLiteralString(corefile, "config "+dir)
+	corefile = strings.ReplaceAll(corefile, "examples/config", dir)
+
+	inst, err := caddy.Start(caddy.CaddyfileInput{Contents: []byte(corefile), Filepath: path, ServerTypeName: "dns"})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, corefile)
+	}
+	t.Cleanup(func() {
+		for _, err := range inst.ShutdownCallbacks() {
+			t.Error(err)
+		}
+		if err := inst.Stop(); err != nil {
+			t.Error(err)
+		}
+		// One goroutine of forward ends only when the garbage collector finds its proxy. caddy's list of instances keeps
+		// the one stopped last until another takes its place.
+		inst = nil
+		corefile := "." + freePort(t) + " {\n bind 127.0.0.1\n errors\n}\n"
+		other, err := caddy.Start(caddy.CaddyfileInput{Contents: []byte(corefile), ServerTypeName: "dns"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := other.Stop(); err != nil {
+			t.Error(err)
+		}
+		eventually(t, "no goroutine of the example is left", func() bool {
+			runtime.GC()
+			return goleak.Find(before) == nil
+		})
+	})
+	return "127.0.0.1" + ports[":1053"]
+}
+
+// freePort returns ":" and a port of 127.0.0.1 that is free for UDP and TCP.
+func freePort(t *testing.T) string {
+	t.Helper()
+	for range 10 {
+		udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		tcp, err := net.Listen("tcp", udp.LocalAddr().String())
+		udp.Close()
+		if err == nil {
+			tcp.Close()
+			return ":" + strconv.Itoa(tcp.Addr().(*net.TCPAddr).Port)
+		}
+	}
+	t.Fatal("no port is free for UDP and TCP")
+	return ""
+}
+
+// exampleAnswer asks addr for name and returns the data of the first record, or the RCODE.
+func exampleAnswer(t *testing.T, addr, name string, qtype uint16) string {
+	t.Helper()
+	q := new(dns.Msg)
+	q.SetQuestion(name, qtype)
+	r, _, err := (&dns.Client{Timeout: 10 * time.Second}).Exchange(q, addr)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if len(r.Answer) == 0 {
+		return dns.RcodeToString[r.Rcode]
+	}
+	return strings.TrimPrefix(r.Answer[0].String(), r.Answer[0].Header().String())
+}
+
+func TestReadmeExamplesRun(t *testing.T) {
+	type query struct {
+		name  string
+		qtype uint16
+		want  string
+	}
+	printer := query{"printer.home.example.", dns.TypeA, "192.0.2.10"}
+	tests := map[string][]query{
+		"examples/Corefile": {
+			printer,
+			{"nas.home.example.", dns.TypeA, "192.0.2.20"},
+			{"unknown.home.example.", dns.TypeA, "NXDOMAIN"},
+			{"ads.example.", dns.TypeA, "0.0.0.0"},
+			{"www.ads.example.", dns.TypeAAAA, "::"},
+			{"intranet.corp.example.", dns.TypeA, "192.0.2.50"},
+		},
+		"examples/blocklist.corefile":    {{"tracker.example.", dns.TypeA, "0.0.0.0"}},
+		"examples/fixed-listen.corefile": {printer},
+		"examples/kube-dns.corefile":     {printer},
+		"examples/reload-off.corefile":   {printer, {"office.example.", dns.TypeTXT, `"first floor"`}},
+		"examples/several-blocks.corefile": {
+			printer,
+			{"unknown.home.example.", dns.TypeA, "NXDOMAIN"},
+			{"ads.example.", dns.TypeA, "0.0.0.0"},
+		},
+		"examples/stub-and-forward.corefile": {
+			printer,
+			{"10.2.0.192.in-addr.arpa.", dns.TypePTR, "printer.home.example."},
+		},
+	}
+	for _, path := range exampleCorefiles(t) {
+		t.Run(path, func(t *testing.T) {
+			queries := tests[path]
+			if len(queries) == 0 {
+				t.Fatal("the test has no query for this example")
+			}
+			addr := startExample(t, path)
+			for _, q := range queries {
+				if got := exampleAnswer(t, addr, q.name, q.qtype); got != q.want {
+					t.Errorf("%s: got %s, want %s", q.name, got, q.want)
+				}
+			}
+		})
+	}
+}
+
+// readmeSection returns the text below a heading, up to the next one.
+func readmeSection(t *testing.T, heading string) string {
+	t.Helper()
+	_, text, ok := strings.Cut(readText(t, "README.md"), "\n"+heading+"\n")
+	if !ok {
+		t.Fatalf("the README has no %q", heading)
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	return text
+}
+
+// firstGroups returns what the first group of re matches in text, sorted, each once.
+func firstGroups(re, text string) []string {
+	var found []string
+	for _, m := range regexp.MustCompile(re).FindAllStringSubmatch(text, -1) {
+		found = append(found, m[1])
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+func TestReadmeProperties(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "setup.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	ast.Inspect(file.Scope.Lookup("parseProperty").Decl.(*ast.FuncDecl), func(n ast.Node) bool {
+		if c, ok := n.(*ast.CaseClause); ok {
+			for _, e := range c.List {
+				if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+					want = append(want, strings.Trim(lit.Value, `"`))
+				}
+			}
+		}
+		return true
+	})
+	slices.Sort(want)
+	want = slices.Compact(want)
+	if len(want) == 0 {
+		t.Fatal("no property found in setup.go")
+	}
+
+	syntax := readmeSection(t, "## Syntax")
+	block := fence.FindStringSubmatch(syntax)
+	if block == nil {
+		t.Fatal("Syntax has no block")
+	}
+	if got := firstGroups(`(?m)^ +(\w+)`, block[2]); !slices.Equal(got, want) {
+		t.Errorf("the block of Syntax has %q, setup.go %q", got, want)
+	}
+	if got := firstGroups("(?m)^\\* `(\\w+)", syntax); !slices.Equal(got, want) {
+		t.Errorf("the bullets of Syntax have %q, setup.go %q", got, want)
+	}
+}
+
+func TestReadmeMetrics(t *testing.T) {
+	addr := startExample(t, "examples/Corefile")
+	exampleAnswer(t, addr, "printer.home.example.", dns.TypeA)
+	families, err := prometheus.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, n := readmeSection(t, "## Metrics"), 0
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), "coredns_nanny_") {
+			continue
+		}
+		n++
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, l.GetName())
+		}
+		name := "`" + f.GetName()
+		if !strings.Contains(text, name+"`") && !strings.Contains(text, name+"{") {
+			t.Errorf("%s, labels %q, isn't in the README", f.GetName(), labels)
+		}
+	}
+	if n == 0 {
+		t.Error("no metric of nanny is exported")
+	}
+}
+
+// TestReadmeTests checks that the tests that the README names exist.
+func TestReadmeTests(t *testing.T) {
+	files, err := filepath.Glob("*_test.go")
+	more, _ := filepath.Glob("test/*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var code strings.Builder
+	for _, f := range slices.Concat(files, more) {
+		code.WriteString(readText(t, f))
+	}
+	have := firstGroups(`(?m)^func (Test\w+)\(`, code.String())
+	for _, name := range firstGroups("`(Test\\w+)`", readText(t, "README.md")) {
+		if !slices.Contains(have, name) {
+			t.Errorf("the README names %s, which doesn't exist", name)
+		}
+	}
+}
