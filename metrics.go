@@ -2,7 +2,6 @@ package nanny
 
 import (
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,12 +26,6 @@ var (
 	rejectCount = promauto.NewCounterVec(prometheus.CounterOpts{
 		Namespace: plugin.Namespace, Subsystem: subsystem, Name: "max_concurrent_rejects_total",
 		Help: "Counter of queries refused because max_concurrent was reached.",
-	}, []string{"zones"})
-
-	reloadDuration = promauto.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: plugin.Namespace, Subsystem: subsystem, Name: "reload_duration_seconds",
-		Buckets: prometheus.ExponentialBuckets(0.01, 2, 12),
-		Help:    "Histogram of the time from a change seen to the change in service.",
 	}, []string{"zones"})
 )
 
@@ -73,75 +66,8 @@ func rcodeName(rcode int) string {
 	return strconv.Itoa(rcode)
 }
 
-// stats is what a supervisor tells of itself.
-type stats struct {
-	pid     atomic.Int64 // of the child in service; 0: none
-	valid   atomic.Bool  // the directory's newest state is usable
-	started atomic.Int64 // children started, for whatever reason
-	exits   atomic.Int64
-	held    atomic.Bool // a change waits because of reload off
-
-	mu      sync.Mutex
-	starts  map[string]uint64 // by reason
-	reloads map[string]uint64 // by result
-	version string            // in service
-	success time.Time         // of the last change applied
-}
-
-// start counts a child that was started.
-func (s *stats) start(reason string) {
-	s.started.Add(1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.starts == nil {
-		s.starts = map[string]uint64{}
-	}
-	s.starts[reason]++
-}
-
-func (s *stats) reload(result string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reloads == nil {
-		s.reloads = map[string]uint64{}
-	}
-	s.reloads[result]++
-}
-
-// looked notes what the directory holds.
-func (s *stats) looked(l look) {
-	s.valid.Store(l.err == nil)
-	switch {
-	case l.err != nil && !l.repeated:
-		s.reload("rejected")
-	case l.err == nil && l.event && l.cfg.version == s.versionInService():
-		s.reload("unchanged")
-	}
-}
-
-// applied notes a change that is in service.
-func (s *stats) applied(o outcome) {
-	s.mu.Lock()
-	s.version, s.success = o.cfg.version, time.Now()
-	s.mu.Unlock()
-	s.valid.Store(true)
-	s.held.Store(false)
-	s.reload("applied")
-}
-
-// refused notes a change that isn't.
-func (s *stats) refused(o outcome) {
-	if o.undone {
-		s.reload("failed")
-		return
-	}
-	s.valid.Store(false)
-	s.reload("rejected")
-}
-
-// versionInService returns the configuration's version, empty without a snapshot.
-func (s *stats) versionInService() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.version
+// forget removes the series of a block that is gone.
+func forget(zones string) {
+	requestDuration.DeletePartialMatch(prometheus.Labels{"zones": zones})
+	rejectCount.DeleteLabelValues(zones)
 }

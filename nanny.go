@@ -47,6 +47,7 @@ const (
 type settings struct {
 	interval time.Duration // of the directory's rescan
 	reload   reloadMode
+	zones    []string         // of a block that uses it
 	resolver []netip.AddrPort // for host names used as servers; none: the system's
 	timeout  time.Duration    // a child that is replaced has so long to finish its queries
 	stats    time.Duration    // between two SIGUSR1; 0: none
@@ -61,8 +62,10 @@ type running struct {
 	hung    <-chan struct{} // closed when it lives but answers nothing
 	since   time.Time       // when it became ready
 
-	taken      atomic.Bool // an attempt has ended it on purpose
-	generation uint32      // how often it was made to read its files again
+	probes     atomic.Int64 // CHAOS questions it has answered to nanny
+	counted    bool         // its statistics are in the sum of the past; the scraper's
+	taken      atomic.Bool  // an attempt has ended it on purpose
+	generation uint32       // how often it was made to read its files again
 }
 
 // supervisor keeps one dnsmasq in service. Its loop (run) is the only one that starts and stops children, through
@@ -80,7 +83,8 @@ type supervisor struct {
 	reason string          // of the first start: initial or corefile
 	gate   <-chan struct{} // closed when a child that may not run beside its predecessor may start; nil: now
 	up     *upstream
-	stats  stats
+	stats  *stats
+	loop   loopGuard
 
 	looks       chan look     // the directory's newest state; capacity 1
 	reconfigure chan settings // unbuffered
@@ -136,6 +140,7 @@ func newSupervisor(sp spec, set settings, reason string, gate <-chan struct{}) (
 	s := &supervisor{
 		spec: sp, set: set, reason: reason, gate: gate, stage: stage,
 		up:          newUpstream(),
+		stats:       newStats(),
 		looks:       make(chan look, 1),
 		reconfigure: make(chan settings),
 		quit:        make(chan struct{}),
@@ -298,13 +303,15 @@ func (s *supervisor) settle(o outcome) {
 	}
 	if o.keep && o.how == "SIGHUP" && s.cur != nil {
 		s.cur.cfg = o.cfg
+		s.watchLoop()
 	}
 	if prev := s.cur; !o.keep && o.run != prev {
 		s.cur = o.run
 		if o.run != nil {
 			s.up.use(o.run.backend)
-			s.stats.pid.Store(int64(o.run.child.pid))
 		}
+		s.stats.run.Store(o.run)
+		s.watchLoop()
 		if prev != nil && o.how == "swap" {
 			s.retire(prev)
 		}
@@ -341,6 +348,13 @@ func (s *supervisor) settle(o outcome) {
 	}
 }
 
+// watchLoop looks whether the child in service forwards to CoreDNS.
+func (s *supervisor) watchLoop() {
+	if run, zones := s.cur, s.set.zones; run != nil {
+		s.retired.Go(func() { s.loop.watch(run, zones) })
+	}
+}
+
 // failed makes a pause after a failure that isn't a changed configuration's.
 func (s *supervisor) failed() {
 	s.up.down(s.cur == nil)
@@ -352,12 +366,13 @@ func (s *supervisor) failed() {
 func (s *supervisor) lost() {
 	run := s.cur
 	s.cur = nil
-	s.stats.pid.Store(0)
+	s.stats.run.Store(nil)
 	if run.taken.Load() {
 		return
 	}
 	s.stats.exits.Add(1)
 	s.up.drop(run.backend)
+	s.stats.scraper.end(run)
 	s.stage.remove(run.dir)
 	var wait time.Duration
 	if time.Since(run.since) < settledTime {
@@ -425,6 +440,7 @@ func (s *supervisor) saw(l look) {
 		return
 	}
 	for _, w := range l.cfg.warnings {
+		w = s.spec.dir + "/" + w
 		if !s.warned[w] {
 			s.warned[w] = true
 			log.Warning(w)
@@ -490,6 +506,7 @@ func (s *supervisor) retire(run *running) {
 // end sends run's queries to its successor, then stops it.
 func (s *supervisor) end(run *running) {
 	s.up.drop(run.backend)
+	s.stats.scraper.end(run)
 	run.child.stop(stopTime)
 	s.stage.remove(run.dir)
 }
@@ -497,7 +514,7 @@ func (s *supervisor) end(run *running) {
 // shutdown ends all.
 func (s *supervisor) shutdown() {
 	s.retry.Stop()
-	s.stats.pid.Store(0)
+	s.stats.run.Store(nil)
 	if s.attempt != nil {
 		s.attempt.cancel()
 		if o := <-s.outcomes; o.run != nil && o.run != s.cur {

@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/coredns/coredns/plugin"
 	"github.com/miekg/dns"
 )
 
@@ -99,7 +101,12 @@ func (b *bench) reloads(result string) uint64 {
 	return b.stats.reloads[result]
 }
 
-func (b *bench) pid() int { return int(b.stats.pid.Load()) }
+func (b *bench) pid() int {
+	if run := b.stats.run.Load(); run != nil {
+		return run.child.pid
+	}
+	return 0
+}
 
 func (b *bench) awaitPid() int {
 	b.t.Helper()
@@ -408,5 +415,49 @@ func TestBackoff(t *testing.T) {
 		if d := backoff(tt.n, tt.limit); d < tt.min || d > tt.max {
 			t.Errorf("%d failures, limit %s: got %s, want %s to %s", tt.n, tt.limit, d, tt.min, tt.max)
 		}
+	}
+}
+
+// handler gives the supervisor's handler for all names, as setup does.
+func (b *bench) handler() *Nanny {
+	n := &Nanny{zones: []string{"."}, set: settings{timeout: defaultTimeout}, observer: newObserver(".")}
+	n.sup.Store(b.supervisor)
+	return n
+}
+
+// A dnsmasq whose upstream is CoreDNS is found, and a query goes round once at most.
+func TestSupervisorLoop(t *testing.T) {
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	coredns := pc.LocalAddr().(*net.UDPAddr).AddrPort()
+	b := newBench(t, spec{args: []string{fmt.Sprintf("--server=127.0.0.1#%d", coredns.Port())}}, settings{zones: []string{"."}}, nil)
+	n := b.handler()
+	defer forget(".")
+	var asked atomic.Int64
+	srv := &dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
+		asked.Add(1)
+		if rcode, err := n.ServeDNS(context.Background(), w, r); err != nil || !plugin.ClientWrite(rcode) {
+			m := new(dns.Msg)
+			w.WriteMsg(m.SetRcode(r, rcode))
+		}
+	})}
+	served := make(chan error)
+	go func() { served <- srv.ActivateAndServe() }()
+	defer func() {
+		srv.Shutdown()
+		<-served
+	}()
+	eventually(t, "the loop is found", b.loop.found.Load)
+	asked.Store(0)
+	q := new(dns.Msg)
+	q.SetQuestion("www.example.org.", dns.TypeA)
+	r, err := ask(coredns, q, defaultTimeout)
+	if err != nil || r.Rcode != dns.RcodeRefused {
+		t.Errorf("got %v (%v), want REFUSED", r, err)
+	}
+	if n := asked.Load(); n > 3 {
+		t.Errorf("CoreDNS was asked %d times for one query", n)
 	}
 }

@@ -3,6 +3,7 @@ package nanny
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/coredns/caddy"
@@ -149,9 +150,13 @@ func (o *owner) release(l *load) error {
 	o.mu.Lock()
 	var ending []*entry
 	goingOn := map[*supervisor]settings{}
+	gone := map[string]bool{}
 	for key, e := range o.entries {
 		if _, ok := e.holds[l]; !ok {
 			continue
+		}
+		for _, zones := range e.holds[l].zones {
+			gone[zones] = true
 		}
 		delete(e.holds, l)
 		if len(e.holds) == 0 {
@@ -163,8 +168,14 @@ func (o *owner) release(l *load) error {
 			goingOn[e.sup] = h.set
 		}
 	}
+	for zones := range o.byZones() {
+		delete(gone, zones)
+	}
 	o.mu.Unlock()
 
+	for zones := range gone {
+		forget(zones)
+	}
 	var wg sync.WaitGroup
 	for _, e := range ending {
 		wg.Go(e.sup.stop)
@@ -175,4 +186,26 @@ func (o *owner) release(l *load) error {
 	wg.Wait()
 	l.once.Do(func() { close(l.released) })
 	return nil
+}
+
+// supervisors gives all supervisors by the zones of the blocks that use them.
+func (o *owner) supervisors() map[string][]*supervisor {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.byZones()
+}
+
+// byZones is supervisors for those who have the lock.
+func (o *owner) byZones() map[string][]*supervisor {
+	m := map[string][]*supervisor{}
+	for _, e := range o.entries {
+		for _, h := range e.holds {
+			for _, zones := range h.zones {
+				if !slices.Contains(m[zones], e.sup) {
+					m[zones] = append(m[zones], e.sup)
+				}
+			}
+		}
+	}
+	return m
 }

@@ -34,7 +34,7 @@ type Nanny struct {
 	spec          spec
 	set           settings
 
-	sup      *supervisor // from OnStartup on
+	sup      atomic.Pointer[supervisor] // from OnStartup on
 	tap      []*dnstap.Dnstap
 	observer *observer
 	inflight atomic.Int64
@@ -45,14 +45,22 @@ var errLimit = errors.New("concurrent queries exceeded max_concurrent")
 // Name implements plugin.Handler.
 func (n *Nanny) Name() string { return "nanny" }
 
-// Ready implements ready.Readiness: a child answers. An instance that was replaced is ready, too.
+// Ready implements ready.Readiness: a child is in service, and so are those of the blocks after this one, since *ready*
+// asks one plugin of a name only. An instance that was replaced is ready, too.
 func (n *Nanny) Ready() bool {
-	select {
-	case <-n.sup.done:
-		return true
-	default:
-		return n.sup.stats.pid.Load() != 0
+	sup := n.sup.Load()
+	if sup == nil {
+		return false
 	}
+	select {
+	case <-sup.done:
+	default:
+		if sup.stats.run.Load() == nil {
+			return false
+		}
+	}
+	next, ok := n.Next.(*Nanny)
+	return !ok || next.Ready()
 }
 
 // ServeDNS implements plugin.Handler.
@@ -68,12 +76,22 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 		// dnsmasq would send it to its upstreams, past its own rules.
 		return dns.RcodeFormatError, nil
 	}
+	sup := n.sup.Load()
 	inflight := n.inflight.Add(1)
 	defer n.inflight.Add(-1)
 	if n.maxConcurrent > 0 && inflight > n.maxConcurrent {
 		n.observer.rejects.Inc()
 		return dns.RcodeRefused, errLimit
 	}
+
+	if sup.loop.sees(state.Name()) {
+		return dns.RcodeRefused, nil
+	}
+	leave, ok := sup.loop.enter(&state)
+	if !ok {
+		return dns.RcodeRefused, nil
+	}
+	defer leave()
 
 	start := time.Now()
 	falls := n.Next != nil && n.fall.Through(state.Name())
@@ -82,7 +100,7 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 		span = span.Tracer().StartSpan("connect", ot.ChildOf(span.Context()))
 		ctx = ot.ContextWithSpan(ctx, span)
 	}
-	a, err := n.sup.up.exchange(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
+	a, err := sup.up.exchange(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
 	if span != nil {
 		if err == nil {
 			otext.PeerAddress.Set(span, a.remote.String())
@@ -97,7 +115,7 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 		return dns.RcodeServerFailure, err
 	}
 	metadata.SetValueFunc(ctx, "nanny/upstream", a.remote.String)
-	metadata.SetValueFunc(ctx, "nanny/version", n.sup.stats.versionInService)
+	metadata.SetValueFunc(ctx, "nanny/version", sup.stats.versionInService)
 	if len(n.tap) > 0 {
 		n.toDnstap(ctx, a, state, start)
 	}

@@ -22,10 +22,13 @@ var errNoAnswer = errors.New("no answer")
 
 // versionProbe is a question that dnsmasq answers itself, with no upstream; with `no-ident` it refuses, which
 // is an answer too.
-func versionProbe() *dns.Msg {
+func versionProbe() *dns.Msg { return chaosQuestion("version.bind.") }
+
+func chaosQuestion(name string) *dns.Msg {
 	m := new(dns.Msg)
-	m.SetQuestion("version.bind.", dns.TypeTXT)
+	m.SetQuestion(name, dns.TypeTXT)
 	m.Question[0].Qclass = dns.ClassCHAOS
+	m.SetEdns0(4096, false) // servers.bind can be long
 	return m
 }
 
@@ -79,10 +82,11 @@ func awaitReady(ctx context.Context, ch *child) error {
 	}
 }
 
-// watchdog closes the returned channel when ch lives but answers nothing: neither a query, as answers counts
-// them, nor any of hungProbes probes in a row. It ends with ch.
-func watchdog(ch *child, answers func() uint64, wg *sync.WaitGroup) <-chan struct{} {
+// watchdog closes the returned channel when run's child lives but answers nothing: neither a query nor any of
+// hungProbes probes in a row. It ends with the child.
+func watchdog(run *running, wg *sync.WaitGroup) <-chan struct{} {
 	hung := make(chan struct{})
+	ch, answers := run.child, run.backend.answers
 	wg.Go(func() {
 		tick := time.NewTicker(probeWait)
 		defer tick.Stop()
@@ -98,6 +102,7 @@ func watchdog(ch *child, answers func() uint64, wg *sync.WaitGroup) <-chan struc
 				continue
 			}
 			if _, err := ask(ch.addr, versionProbe(), probeWait); err == nil {
+				run.probes.Add(1)
 				missed = 0
 				continue
 			}

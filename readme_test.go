@@ -143,15 +143,10 @@ func startExample(t *testing.T, path string) (addr string) {
 			t.Error(err)
 		}
 		// One goroutine of forward ends only when the garbage collector finds its proxy. caddy's list of instances keeps
-		// the one stopped last until another takes its place.
+		// the one stopped last until another takes its place, if only to fail.
 		inst = nil
-		corefile := "." + freePort(t) + " {\n bind 127.0.0.1\n errors\n}\n"
-		other, err := caddy.Start(caddy.CaddyfileInput{Contents: []byte(corefile), ServerTypeName: "dns"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := other.Stop(); err != nil {
-			t.Error(err)
+		if _, err := caddy.Start(caddy.CaddyfileInput{ServerTypeName: "none"}); err == nil {
+			t.Error("caddy starts a server of no type")
 		}
 		eventually(t, "no goroutine of the example is left", func() bool {
 			runtime.GC()
@@ -304,19 +299,16 @@ func TestReadmeMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, n := readmeSection(t, "## Metrics"), 0
+	named, n := firstGroups("(?m)^\\* `(coredns_nanny_\\w+)", readmeSection(t, "## Metrics")), 0
 	for _, f := range families {
 		if !strings.HasPrefix(f.GetName(), "coredns_nanny_") {
 			continue
 		}
 		n++
-		var labels []string
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			labels = append(labels, l.GetName())
-		}
-		name := "`" + f.GetName()
-		if !strings.Contains(text, name+"`") && !strings.Contains(text, name+"{") {
-			t.Errorf("%s, labels %q, isn't in the README", f.GetName(), labels)
+		if !slices.ContainsFunc(named, func(name string) bool { // a last * isn't in name
+			return name == f.GetName() || strings.HasSuffix(name, "_") && strings.HasPrefix(f.GetName(), name)
+		}) {
+			t.Errorf("%s isn't in the README", f.GetName())
 		}
 	}
 	if n == 0 {
@@ -326,14 +318,15 @@ func TestReadmeMetrics(t *testing.T) {
 
 // TestReadmeTests checks that the tests that the README names exist.
 func TestReadmeTests(t *testing.T) {
-	files, err := filepath.Glob("*_test.go")
-	more, _ := filepath.Glob("test/*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var code strings.Builder
-	for _, f := range slices.Concat(files, more) {
-		code.WriteString(readText(t, f))
+	for _, pattern := range []string{"*_test.go", "test/*_test.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			code.WriteString(readText(t, f))
+		}
 	}
 	have := firstGroups(`(?m)^func (Test\w+)\(`, code.String())
 	for _, name := range firstGroups("`(Test\\w+)`", readText(t, "README.md")) {

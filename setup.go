@@ -75,11 +75,13 @@ func setup(c *caddy.Controller) error {
 // the running instance goes on where that fails.
 func (n *Nanny) start(l *load) error {
 	label := strings.Join(n.zones, " ")
+	n.set.zones = n.zones
 	sup, fresh, err := children.acquire(l, n.spec, n.set, label)
 	if err != nil {
 		return err
 	}
-	n.sup, n.observer = sup, newObserver(label)
+	n.observer = newObserver(label)
+	n.sup.Store(sup)
 	if l.parent == nil || !fresh {
 		return nil
 	}
@@ -198,7 +200,7 @@ func parseProperty(c *caddy.Controller, n *Nanny, property string) error {
 		}
 		n.fall.SetZonesFromArgs(args)
 	case "timeout":
-		n.set.timeout, err = parseDuration(c, property, args[0], time.Nanosecond)
+		n.set.timeout, err = parseDuration(c, property, args[0], time.Millisecond)
 	case "max_concurrent":
 		n.maxConcurrent, err = strconv.ParseInt(args[0], 10, 64)
 		if err != nil || n.maxConcurrent < 0 {

@@ -8,18 +8,28 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // staging is the private directory with what children read. Each child has a directory of its own in it, so that
 // what was checked is what is served, and what is served doesn't change under it.
 type staging struct {
 	root string
+	lock *os.File // held while the directory is in use
 	last int
 }
 
-// newStaging makes the directory below os.TempDir.
+const (
+	stagingPrefix = "nanny-"
+	lockFile      = "lock"
+)
+
+// newStaging makes the directory below os.TempDir, and removes those that a CoreDNS which was killed has left there.
 func newStaging() (*staging, error) {
-	root, err := os.MkdirTemp("", "nanny-")
+	removeStale()
+	root, err := os.MkdirTemp("", stagingPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("no staging directory (set TMPDIR to a directory that can be written): %w", err)
 	}
@@ -30,7 +40,36 @@ func newStaging() (*staging, error) {
 	if err := os.Chmod(root, 0o711); err != nil { // #nosec G302
 		return nil, errors.Join(err, os.Remove(root))
 	}
-	return &staging{root: root}, nil
+	lock, err := os.OpenFile(filepath.Join(root, lockFile), os.O_CREATE|os.O_RDWR, 0o600) // #nosec G304
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("staging directory: %w", err), os.RemoveAll(root))
+	}
+	return &staging{root: root, lock: lock}, nil
+}
+
+// removeStale removes the staging directories of this user whose lock nobody holds.
+func removeStale() {
+	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), stagingPrefix+"*", lockFile))
+	for _, path := range paths {
+		dir, err := os.Lstat(filepath.Dir(path))
+		if err != nil || !dir.IsDir() {
+			continue
+		}
+		if st, ok := dir.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+			continue
+		}
+		lock, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW, 0) // #nosec G304
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			_ = os.RemoveAll(filepath.Dir(path))
+		}
+		lock.Close()
+	}
 }
 
 // write stages c in a new directory that c's user can read, and returns its path.
@@ -88,7 +127,10 @@ func (s *staging) remove(dir string) {
 }
 
 // close removes all.
-func (s *staging) close() { s.remove(s.root) }
+func (s *staging) close() {
+	s.remove(s.root)
+	s.lock.Close()
+}
 
 func writeStaged(path string, data []byte, p privileges) error {
 	return makeReadable(os.WriteFile(path, data, 0o640), path, p) // #nosec G306 -- the child's group reads it

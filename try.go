@@ -161,7 +161,8 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 			var b *backend
 			if b, err = newBackend(addr); err == nil {
 				run := &running{child: ch, backend: b, cfg: cfg, dir: dir, since: time.Now()}
-				run.hung = watchdog(ch, b.answers, &t.retired)
+				run.hung = watchdog(run, &t.retired)
+				run.probes.Store(1)
 				return run, nil
 			}
 		}

@@ -1,0 +1,52 @@
+# make         builds bin/coredns: CoreDNS with every stock plugin and nanny
+# make run     serves the example configuration on port 1053
+# make test    runs the tests, with the real dnsmasq
+# make lint    runs the linters and compiles for the other systems
+# make fuzz    runs each fuzz target for FUZZTIME
+# make bench   measures
+
+FUZZTIME ?= 20s
+
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+TARGETS = freebsd/amd64 linux/arm64 linux/mips
+
+.PHONY: build deps run test lint fuzz bench clean
+
+build:
+	go -C cmd/coredns build -o ../../bin/coredns .
+
+deps:
+	@scripts/deps.sh
+
+run: deps build
+	@scripts/run.sh
+
+test: deps build
+	go vet ./...
+	go test -race -shuffle=on ./...
+	go -C cmd/coredns vet .
+	go -C cmd/coredns test -shuffle=on .
+
+lint:
+	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
+	GOOS=darwin go vet ./...
+	@set -e; for t in $(TARGETS); do \
+		echo "GOOS=$${t%/*} GOARCH=$${t#*/} go build ./..."; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} go build ./...; \
+	done
+	go run $(STATICCHECK) ./...
+	go run $(GOLANGCI) run ./...
+
+fuzz: deps
+	@set -e; list=$$(go test -list '^Fuzz' .); \
+	for f in $$(echo "$$list" | grep '^Fuzz'); do \
+		echo "go test -run '^$$' -fuzz '^$$f$$' -fuzztime $(FUZZTIME) ."; \
+		go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) .; \
+	done
+
+bench: deps build
+	@scripts/bench.sh
+
+clean:
+	rm -rf bin

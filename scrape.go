@@ -1,0 +1,151 @@
+package nanny
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// scrapeTime bounds how long a scrape waits for a child.
+const scrapeTime = time.Second
+
+// chaosCounters are the names at which dnsmasq tells its statistics (dnsmasq(8), under cache-size), by metric.
+var chaosCounters = map[string]string{
+	"cache_hits_total": "hits.bind.", "cache_misses_total": "misses.bind.", "cache_insertions_total": "insertions.bind.",
+	"cache_evictions_total": "evictions.bind.", "auth_total": "auth.bind.",
+}
+
+// serverCounters are what dnsmasq counts for one upstream server.
+type serverCounters struct{ queries, failures float64 }
+
+// tally are a child's counters; sums of them over all children never go back.
+type tally struct {
+	counters map[string]float64 // by metric
+	servers  map[string]serverCounters
+}
+
+func newTally() tally {
+	return tally{counters: map[string]float64{}, servers: map[string]serverCounters{}}
+}
+
+// add adds what other counts.
+func (t tally) add(other tally) {
+	for name, n := range other.counters {
+		t.counters[name] += n
+	}
+	for to, c := range other.servers {
+		have := t.servers[to]
+		t.servers[to] = serverCounters{have.queries + c.queries, have.failures + c.failures}
+	}
+}
+
+// scraper reads dnsmasq's statistics and adds up those of a supervisor's children.
+type scraper struct {
+	mu     sync.Mutex
+	wanted bool             // somebody scrapes
+	past   tally            // of children that have ended
+	now    map[*child]tally // of the others, as last read
+	size   float64          // of the newest child's cache
+	errors float64
+}
+
+// read asks run for its statistics. A child that doesn't answer within scrapeTime costs its new counts only.
+func (s *scraper) read(run *running) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wanted = true
+	s.readLocked(run)
+}
+
+func (s *scraper) readLocked(run *running) {
+	if run == nil || run.counted {
+		return
+	}
+	t, size, err := askStatistics(run)
+	if err != nil {
+		s.errors++
+		return
+	}
+	s.now[run.child], s.size = t, size
+}
+
+// end adds what run has counted to the past; where somebody scrapes, a child that still answers is read once more.
+func (s *scraper) end(run *running) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if run.counted {
+		return
+	}
+	select {
+	case <-run.child.done:
+	default:
+		if s.wanted {
+			s.readLocked(run)
+		}
+	}
+	s.past.add(s.now[run.child])
+	delete(s.now, run.child)
+	run.counted = true
+}
+
+// totals returns the sums, the size of the cache, and the count of failed scrapes.
+func (s *scraper) totals() (sum tally, size, errors float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum = newTally()
+	sum.add(s.past)
+	for _, t := range s.now {
+		sum.add(t)
+	}
+	return sum, s.size, s.errors
+}
+
+// askStatistics asks a child by CHAOS TXT, each name by itself: dnsmasq forwards a message with several questions.
+func askStatistics(run *running) (t tally, size float64, err error) {
+	t = newTally()
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTime)
+	defer cancel()
+	ask := func(name string) []string {
+		if err != nil {
+			return nil
+		}
+		deadline, _ := ctx.Deadline()
+		var r *dns.Msg
+		if r, err = ask(run.child.addr, chaosQuestion(name), time.Until(deadline)); err != nil {
+			return nil
+		}
+		run.probes.Add(1)
+		if len(r.Answer) == 1 {
+			if txt, ok := r.Answer[0].(*dns.TXT); ok {
+				return txt.Txt
+			}
+		}
+		return nil // no-ident
+	}
+	number := func(name string) float64 {
+		if txt := ask(name); len(txt) == 1 {
+			n, _ := strconv.ParseFloat(txt[0], 64)
+			return n
+		}
+		return 0
+	}
+	size = number("cachesize.bind.")
+	for metric, name := range chaosCounters {
+		t.counters[metric] = number(name)
+	}
+	// dnsmasq counts each such question as a hit.
+	t.counters["cache_hits_total"] = max(0, t.counters["cache_hits_total"]-float64(run.probes.Load()))
+	for _, s := range ask("servers.bind.") { // "127.0.0.1#53 3 0": address, queries sent, failed
+		if f := strings.Fields(s); len(f) == 3 {
+			queries, _ := strconv.ParseFloat(f[1], 64)
+			failures, _ := strconv.ParseFloat(f[2], 64)
+			have := t.servers[f[0]]
+			t.servers[f[0]] = serverCounters{have.queries + queries, have.failures + failures}
+		}
+	}
+	return t, size, err
+}

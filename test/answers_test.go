@@ -1,0 +1,313 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// same checks that c gives the answer that its dnsmasq gives, but for the ID.
+func same(t *testing.T, c *coreDNS, child, network string, m *dns.Msg) *dns.Msg {
+	t.Helper()
+	want, err := exchange(network, child, m.Copy())
+	if err != nil {
+		t.Fatalf("dnsmasq itself: %v", err)
+	}
+	got, err := exchange(network, c.addr(), m.Copy())
+	if err != nil {
+		t.Fatalf("CoreDNS: %v", err)
+	}
+	got.Id, want.Id = 0, 0
+	if got.String() != want.String() {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	return got
+}
+
+func TestAnswersAreDnsmasqs(t *testing.T) {
+	t.Parallel()
+	upstream := dnsmasq(t, "--host-record=www.up.example,192.0.2.1,2001:db8::1", "--txt-record=www.up.example,some text",
+		"--mx-host=up.example,mail.up.example,10", "--cname=alias.up.example,www.up.example", "--local=/up.example/")
+	cluster := dnsmasq(t, "--address=/svc.cluster.local/10.96.0.1")
+	acme := dnsmasq(t, "--address=/acme.example/192.0.2.3")
+	upstream2 := dnsmasq(t, "--address=/other.example/192.0.2.4")
+	dir := configDir(t, map[string]string{
+		"a.conf":              fmt.Sprintf("address=/doubleclick.example/127.0.0.1\nserver=127.0.0.1#%d\nserver=/cluster.local/127.0.0.1#%d\n", upstream, cluster),
+		"stubDomains":         fmt.Sprintf(`{"acme.example": ["127.0.0.1:%d"]}`, acme),
+		"upstreamNameservers": fmt.Sprintf(`["127.0.0.1:%d"]`, upstream),
+		"lan.hosts":           "192.0.2.7 printer.home.example\n2001:db8::7 printer.home.example\n",
+	})
+	c := start(t, watching(dir))
+	child := c.child(t).addr()
+
+	variant := func(f func(*dns.Msg)) func(string, uint16) *dns.Msg {
+		return func(name string, qtype uint16) *dns.Msg {
+			m := question(name, qtype)
+			f(m)
+			return m
+		}
+	}
+	variants := []struct {
+		name, network string
+		make          func(string, uint16) *dns.Msg
+	}{
+		{"udp", "udp", question},
+		{"tcp", "tcp", question},
+		{"dnssec ok", "udp", variant(func(m *dns.Msg) { m.SetEdns0(1232, true) })},
+		{"checking disabled, authentic data", "udp", variant(func(m *dns.Msg) { m.CheckingDisabled, m.AuthenticatedData = true, true })},
+		{"no recursion", "udp", variant(func(m *dns.Msg) { m.RecursionDesired = false })},
+	}
+	tests := []struct {
+		name, query string
+		qtype       uint16
+		want        string // part of the answer
+	}{
+		{"address", "ad.doubleclick.example", dns.TypeA, "127.0.0.1"},
+		{"address in mixed case", "AD.DoubleClick.Example", dns.TypeA, "127.0.0.1"},
+		{"hosts file", "printer.home.example", dns.TypeA, "192.0.2.7"},
+		{"hosts file, IPv6", "printer.home.example", dns.TypeAAAA, "2001:db8::7"},
+		{"hosts file, reverse", "7.2.0.192.in-addr.arpa", dns.TypePTR, "printer.home.example."},
+		{"server for a domain", "web.svc.cluster.local", dns.TypeA, "10.96.0.1"},
+		{"stub domain", "www.acme.example", dns.TypeA, "192.0.2.3"},
+		{"upstream, address", "www.up.example", dns.TypeA, "192.0.2.1"},
+		{"upstream, text", "www.up.example", dns.TypeTXT, "some text"},
+		{"upstream, mail", "up.example", dns.TypeMX, "mail.up.example."},
+		{"upstream, alias", "alias.up.example", dns.TypeA, "www.up.example."},
+		{"upstream, no such name", "nothing.up.example", dns.TypeA, "NXDOMAIN"},
+		{"upstream, no such type", "www.up.example", dns.TypeSRV, "NOERROR"},
+		{"upstream, any type", "www.up.example", dns.TypeANY, "www.up.example."},
+		{"unknown type", "www.up.example", 65280, "NOERROR"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, v := range variants {
+				got := same(t, c, child, v.network, v.make(tt.query, tt.qtype))
+				if v.name == "udp" && !strings.Contains(got.String(), tt.want) {
+					t.Errorf("got\n%s\nwant %s in it", got, tt.want)
+				}
+			}
+		})
+	}
+	t.Run("version", func(t *testing.T) {
+		for _, name := range []string{"version.bind", "authors.bind", "cachesize.bind"} {
+			m := question(name, dns.TypeTXT)
+			m.Question[0].Qclass = dns.ClassCHAOS
+			if got := same(t, c, child, "udp", m); name == "version.bind" && !strings.Contains(got.String(), "dnsmasq-") {
+				t.Errorf("got\n%s\nwant dnsmasq-… in it", got)
+			}
+		}
+	})
+	t.Run("upstreamNameservers alone", func(t *testing.T) {
+		put(t, dir, "a.conf", "# nothing\n")
+		put(t, dir, "upstreamNameservers", fmt.Sprintf(`["127.0.0.1:%d"]`, upstream2))
+		c.waits(t, "www.other.example", "192.0.2.4")
+	})
+}
+
+func TestLargeAnswer(t *testing.T) {
+	t.Parallel()
+	var conf strings.Builder
+	for i := range 6 {
+		fmt.Fprintf(&conf, "txt-record=big.example,%s\n", strings.Repeat(string(rune('a'+i)), 250))
+	}
+	c := start(t, watching(configDir(t, map[string]string{"a.conf": conf.String()})))
+
+	t.Run("truncated over UDP", func(t *testing.T) {
+		for _, size := range []uint16{0, 1232, 4096} {
+			m := question("big.example", dns.TypeTXT)
+			if size > 0 {
+				m.SetEdns0(size, false)
+			}
+			r, err := exchange("udp", c.addr(), m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.Truncated {
+				t.Errorf("UDP size %d: got %d answers and no TC, want TC", size, len(r.Answer))
+			}
+		}
+	})
+	t.Run("whole over TCP", func(t *testing.T) {
+		r, err := exchange("tcp", c.addr(), question("big.example", dns.TypeTXT))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Truncated || len(r.Answer) != 6 || r.Len() < 1500 {
+			t.Errorf("got %d answers, %d bytes, TC %t; want 6, more than 1500, false", len(r.Answer), r.Len(), r.Truncated)
+		}
+	})
+	t.Run("200 clients over TCP at once, then a large answer", func(t *testing.T) {
+		var wg sync.WaitGroup
+		results := make(chan string, 200)
+		for i := range 200 {
+			wg.Go(func() {
+				r, err := exchange("tcp", c.addr(), question(fmt.Sprintf("n%d.big.example", i), dns.TypeTXT))
+				if err != nil {
+					results <- err.Error()
+					return
+				}
+				results <- dns.RcodeToString[r.Rcode]
+			})
+		}
+		wg.Wait()
+		close(results)
+		count := map[string]int{}
+		for r := range results {
+			count[r]++
+		}
+		if count["REFUSED"] != 200 { // dnsmasq's word for a name it doesn't know, without an upstream
+			t.Errorf("got %v, want dnsmasq's REFUSED 200 times", count)
+		}
+		for range 30 {
+			r, err := exchange("tcp", c.addr(), question("big.example", dns.TypeTXT))
+			if err != nil || len(r.Answer) != 6 {
+				t.Fatalf("got %v, %v; want 6 answers", r, err)
+			}
+		}
+	})
+	t.Run("clients over TCP at once after dnsmasq was killed", func(t *testing.T) {
+		kill(t, c.child(t).pid, syscall.SIGKILL)
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				r, err := exchange("tcp", c.addr(), question("big.example", dns.TypeTXT))
+				if err != nil || len(r.Answer) != 6 {
+					t.Errorf("got %v, %v; want 6 answers", r, err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	t.Run("timeout", func(t *testing.T) {
+		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts --server=127.0.0.1#%d", silent(t)), "timeout 700ms"))
+		c.child(t)
+		begin := time.Now()
+		c.wants(t, "www.example.org", "SERVFAIL")
+		if took := time.Since(begin); took < 600*time.Millisecond || took > 4*time.Second {
+			t.Errorf("SERVFAIL after %s, want it after 700 ms", took)
+		}
+	})
+	t.Run("max_concurrent", func(t *testing.T) {
+		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts --server=127.0.0.1#%d --address=/here.example/192.0.2.1", silent(t)),
+			"timeout 2s", "max_concurrent 3"))
+		c.child(t)
+		got := atOnce(c, 10)
+		if got["REFUSED"] != 7 || got["SERVFAIL"] != 3 {
+			t.Errorf("got %v, want 7 times REFUSED and 3 times SERVFAIL", got)
+		}
+		c.wants(t, "www.here.example", "192.0.2.1")
+	})
+	t.Run("more queries outstanding than dnsmasq takes by default", func(t *testing.T) {
+		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts --server=127.0.0.1#%d", silent(t)), "timeout 2s"))
+		c.child(t)
+		if got := atOnce(c, 250); got["REFUSED"] > 0 {
+			t.Errorf("got %v, want no REFUSED", got)
+		}
+	})
+	t.Run("dnsmasq's own limit set by the user", func(t *testing.T) {
+		dir := configDir(t, map[string]string{"x.conf": fmt.Sprintf("dns-forward-max=2\nserver=127.0.0.1#%d\n", silent(t))})
+		c := start(t, watching(dir, "timeout 2s"))
+		c.logs.wait(t, 0, "Configuration applied", "+x.conf")
+		if got := atOnce(c, 10); got["REFUSED"] < 7 {
+			t.Errorf("got %v, want dnsmasq's REFUSED at least 7 times", got)
+		}
+	})
+}
+
+// atOnce asks c n different questions at once and counts the answers.
+func atOnce(c *coreDNS, n int) map[string]int {
+	var mu sync.Mutex
+	count := map[string]int{}
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			got := c.says(fmt.Sprintf("n%d.example.org", i))
+			mu.Lock()
+			defer mu.Unlock()
+			count[got]++
+		})
+	}
+	wg.Wait()
+	return count
+}
+
+func TestRouting(t *testing.T) {
+	t.Parallel()
+	next := dnsmasq(t, "--address=/#/198.51.100.1")
+	forward := fmt.Sprintf("\nforward . 127.0.0.1:%d", next)
+	const args = "args --no-resolv --no-hosts --address=/there.example/192.0.2.1 --local=/there.example/ --address=/gone.example/"
+
+	t.Run("zones", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, "nanny there.example {\n"+args+"\n}"+forward)
+		c.wants(t, "www.there.example", "192.0.2.1")
+		c.wants(t, "www.elsewhere.example", "198.51.100.1")
+	})
+	t.Run("except", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, nanny(args, "except sub.there.example")+forward)
+		c.wants(t, "www.there.example", "192.0.2.1")
+		c.wants(t, "www.sub.there.example", "198.51.100.1")
+	})
+	t.Run("no fallthrough", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, nanny(args)+forward)
+		c.wants(t, "www.gone.example", "NXDOMAIN")
+	})
+	t.Run("fallthrough at NXDOMAIN", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, nanny(args, "fallthrough")+forward)
+		c.wants(t, "www.there.example", "192.0.2.1")
+		c.wants(t, "www.gone.example", "198.51.100.1")
+	})
+	t.Run("fallthrough for a zone", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, nanny(args, "fallthrough a.gone.example")+forward)
+		c.wants(t, "www.a.gone.example", "198.51.100.1")
+		c.wants(t, "www.b.gone.example", "NXDOMAIN")
+	})
+	t.Run("fallthrough while dnsmasq can't be kept running", func(t *testing.T) {
+		t.Parallel()
+		broken := filepath.Join(tempDir(t), "broken")
+		c := start(t, nanny("exec "+script(t, "[ -e "+broken+" ] && exit 1\nexec "+dnsmasqPath(t)+` "$@"`), args, "fallthrough")+forward)
+		c.wants(t, "www.there.example", "192.0.2.1")
+		if err := os.WriteFile(broken, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		mark := c.logs.mark()
+		kill(t, c.child(t).pid, syscall.SIGKILL)
+		c.logs.wait(t, mark, "can't be started")
+		begin := time.Now()
+		c.wants(t, "www.there.example", "198.51.100.1")
+		if took := time.Since(begin); took > 4*time.Second {
+			t.Errorf("the next plugin was asked after %s, want at once", took)
+		}
+		if err := os.Remove(broken); err != nil {
+			t.Fatal(err)
+		}
+		c.waits(t, "www.there.example", "192.0.2.1")
+	})
+	t.Run("several blocks in order", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, "nanny a.example {\nargs --no-resolv --address=/a.example/192.0.2.1 --address=/gone.a.example/\nfallthrough\n}\n"+
+			"nanny a.example b.example {\nargs --no-resolv --address=/a.example/192.0.2.2 --address=/b.example/192.0.2.2\n}"+forward)
+		c.wants(t, "www.a.example", "192.0.2.1")
+		c.wants(t, "gone.a.example", "192.0.2.2")
+		c.wants(t, "www.b.example", "192.0.2.2")
+		c.wants(t, "www.c.example", "198.51.100.1")
+		if n := len(c.services()); n != 2 {
+			t.Errorf("%d dnsmasq, want 2", n)
+		}
+	})
+}
