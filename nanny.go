@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	readyTime   = 10 * time.Second // a child that doesn't answer by then is given up
+	readyTime   = 30 * time.Second // a child that doesn't answer by then is given up
+	slowTime    = 5 * time.Second  // and one that doesn't by then is said
 	checkTime   = 20 * time.Second // for dnsmasq --test
 	settledTime = 10 * time.Second // a child that lived so long isn't part of a crash loop
 	minBackoff  = 100 * time.Millisecond

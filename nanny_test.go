@@ -374,7 +374,6 @@ func TestSupervisorReloadOff(t *testing.T) {
 func TestSupervisorBadPrograms(t *testing.T) {
 	for _, tt := range []struct{ mode, want string }{
 		{"exits", "exited with status 7: cannot do this"},
-		{"silent", "didn't answer"},
 	} {
 		t.Run(tt.mode, func(t *testing.T) {
 			b := newBench(t, spec{path: fakeProgram(t, tt.mode)}, settings{}, nil)
@@ -383,7 +382,7 @@ func TestSupervisorBadPrograms(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.want) {
 					t.Errorf("got %v, want %q", err, tt.want)
 				}
-			case <-time.After(2 * readyTime):
+			case <-time.After(10 * time.Second):
 				t.Fatal("no outcome")
 			}
 			q := new(dns.Msg)

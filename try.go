@@ -155,7 +155,11 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		t.stats.start(t.reason)
 		readyCtx, cancel := context.WithTimeoutCause(ctx, readyTime,
 			fmt.Errorf("dnsmasq (pid %d) didn't answer on %s within %s", ch.pid, addr, readyTime))
+		slow := time.AfterFunc(slowTime, func() {
+			log.Errorf("dnsmasq (pid %d) doesn't answer on %s after %s; it is given up after %s", ch.pid, addr, slowTime, readyTime)
+		})
 		err = awaitReady(readyCtx, ch)
+		slow.Stop()
 		cancel()
 		if err == nil {
 			var b *backend

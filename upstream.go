@@ -1,16 +1,12 @@
 package nanny
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
@@ -31,14 +27,13 @@ const (
 	recvBuffer = 4 << 20
 
 	// dnsmasq's receive queue takes some 270 small queries, then the kernel drops them without a
-	// word. So a query without an answer is sent again, twice, and whatever isn't sent for the
-	// first time takes turns: at most turns queries in the time turnTime, in which dnsmasq reads
-	// many more.
+	// word. So a query without an answer is sent again each retransmitAfter, and whatever isn't
+	// sent for the first time takes turns: no more than that in the time turnTime, in which
+	// dnsmasq reads many more.
 	retransmitAfter = time.Second
-	retransmits     = 2
 	turns           = 128
-	turnTime        = 5 * time.Millisecond
-	retryAfter      = 10 * time.Millisecond // a failed write; more than turnTime
+	turnTime        = 10 * time.Millisecond
+	retryAfter      = 20 * time.Millisecond // a failed write
 )
 
 var (
@@ -47,6 +42,7 @@ var (
 	errClosed    = errors.New("stopped")
 
 	errLost = errors.New("dnsmasq has gone") // never leaves exchange
+	errBusy = errors.New("too many queries outstanding")
 )
 
 // answer is what dnsmasq said, with the addresses of the exchange (for dnstap and metadata).
@@ -172,9 +168,9 @@ func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time,
 	if err := q.pack(m); err != nil {
 		return answer{}, fmt.Errorf("packing the query: %w", err)
 	}
-	q.deadline, q.stream, q.giveUp = deadline, stream, giveUp
+	q.deadline, q.giveUp = deadline, giveUp
 
-	if stream && len(q.wire) > maxUDP {
+	if len(q.wire) > maxUDP { // dnsmasq would drop it without a word
 		return u.over(ctx, q, (*backend).askTCP)
 	}
 	a, err := u.over(ctx, q, (*backend).ask)
@@ -210,7 +206,7 @@ func (u *upstream) over(ctx context.Context, q *query, ask func(*backend, contex
 		if err == nil {
 			return a, nil
 		}
-		if err != errLost { //nolint:errorlint // never wrapped
+		if !errors.Is(err, errLost) {
 			return answer{}, err
 		}
 	}
@@ -234,15 +230,33 @@ func (u *upstream) current(ctx context.Context, q *query) (*backend, error) {
 				q.again = true
 				u.held.Add(1)
 			}
-			q.timer.Reset(time.Until(q.deadline))
+		}
+		left := time.Until(q.deadline)
+		if s.b != nil {
+			q.timer.Reset(min(left, retransmitAfter))
+		} else {
+			q.timer.Reset(left)
 		}
 		select {
 		case <-s.changed:
 		case <-q.timer.C:
-			return nil, errNoBackend
+			if s.b == nil || left <= retransmitAfter {
+				return nil, errNoBackend
+			}
+			u.retry(s)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// retry lets queries try a backend that refused them, if it is still the current one: the refusal
+// may have been meant for the child before.
+func (u *upstream) retry(s *state) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.state.Load() == s { // so drop hasn't come to close it
+		s.b.lost.Store(false)
 	}
 }
 
@@ -302,7 +316,8 @@ func (b *backend) answers() uint64 {
 }
 
 // refused returns a channel that is closed when the kernel says for the first time that nobody
-// listens at b's address. Until the next use, b takes no queries.
+// listens at b's address. Its queries then wait for the next use or, should that not come, try b
+// again each second.
 func (b *backend) refused() <-chan struct{} { return b.gone }
 
 // wait waits until nothing is outstanding at b. It returns false if ctx ended before.
@@ -369,7 +384,7 @@ func (b *backend) ask(ctx context.Context, q *query) (answer, error) {
 	var (
 		turn chan struct{} // b.turns while q waits for its turn
 		has  bool          // q has its turn
-		sent int
+		sent bool
 		err  error
 	)
 	defer func() {
@@ -384,13 +399,11 @@ func (b *backend) ask(ctx context.Context, q *query) (answer, error) {
 		turn = b.turns
 		q.timer.Reset(q.deadline.Sub(now))
 	} else {
-		if err = q.send(b); err == errLost { //nolint:errorlint // never wrapped
+		if err = q.send(b); errors.Is(err, errLost) {
 			return answer{}, err
 		}
-		if err == nil {
-			sent++
-		}
-		due = now.Add(pause(sent, err))
+		sent = err == nil
+		due = now.Add(pause(err))
 		q.timer.Reset(min(due.Sub(now), q.deadline.Sub(now)))
 	}
 	for {
@@ -399,16 +412,15 @@ func (b *backend) ask(ctx context.Context, q *query) (answer, error) {
 			return q.result(ok)
 		case turn <- struct{}{}:
 			turn, has = nil, true
-			if err = q.send(b); err == errLost { //nolint:errorlint // never wrapped
+			if err = q.send(b); errors.Is(err, errLost) {
 				return answer{}, err
 			}
-			if err == nil {
-				if sent++; sent > 1 {
-					q.retransmitted++
-				}
+			if err == nil && sent {
+				q.retransmitted++
 			}
+			sent = sent || err == nil
 			now = time.Now()
-			due = now.Add(pause(sent, err))
+			due = now.Add(pause(err))
 			q.timer.Reset(min(turnTime, q.deadline.Sub(now)))
 		case <-q.timer.C:
 			now = time.Now()
@@ -438,307 +450,10 @@ func (b *backend) ask(ctx context.Context, q *query) (answer, error) {
 	}
 }
 
-// pause returns how long to wait before q is sent again, if it was sent so many times, the last
-// time with err.
-func pause(sent int, err error) time.Duration {
-	switch {
-	case err != nil:
+// pause returns how long to wait before a query is sent again, if sending it gave err.
+func pause(err error) time.Duration {
+	if err != nil {
 		return retryAfter
-	case sent > retransmits:
-		return time.Hour // beyond any deadline
 	}
 	return retransmitAfter
-}
-
-// socket is one connected UDP socket with the queries outstanding on it.
-type socket struct {
-	b       *backend
-	conn    *net.UDPConn
-	raw     syscall.RawConn
-	local   netip.AddrPort
-	replies atomic.Uint64
-
-	mu      sync.Mutex
-	waiting map[uint16]*query
-}
-
-func newSocket(b *backend) (*socket, error) {
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(b.addr))
-	if err != nil {
-		return nil, err
-	}
-	_ = conn.SetReadBuffer(recvBuffer) // the kernel gives what it may
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return &socket{
-		b:       b,
-		conn:    conn,
-		raw:     raw,
-		local:   conn.LocalAddr().(*net.UDPAddr).AddrPort(),
-		waiting: make(map[uint16]*query),
-	}, nil
-}
-
-// add gives q an ID of its own on s. It returns errLost, or errBusy if s has no room.
-func (s *socket) add(q *query) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.b.lost.Load() { // set before lose takes the lock, so it can't miss q
-		return errLost
-	}
-	if len(s.waiting) >= maxIDs {
-		return errBusy
-	}
-	id := uint16(rand.Uint32())
-	for s.waiting[id] != nil {
-		id = uint16(rand.Uint32())
-	}
-	s.waiting[id] = q
-	q.socket = s
-	q.setID(id)
-	return nil
-}
-
-// lose tells the queries outstanding on s that there will be no answer.
-func (s *socket) lose() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, q := range s.waiting {
-		q.done <- false
-	}
-	clear(s.waiting)
-}
-
-// read gives each reply to its query, until s is closed.
-func (s *socket) read() {
-	buf := make([]byte, udpBuffer)
-	for {
-		n, err := s.conn.Read(buf)
-		switch {
-		case err == nil:
-			s.deliver(buf[:n])
-		case s.b.quit.Load():
-			return
-		case isRefused(err):
-			s.b.refuse()
-		default:
-			time.Sleep(retryAfter) // out of memory, say; never spin
-		}
-	}
-}
-
-// deliver gives reply to its query. What answers none is dropped: late, foreign, garbage.
-func (s *socket) deliver(reply []byte) {
-	if len(reply) < headerSize {
-		return
-	}
-	id := uint16(reply[0])<<8 | uint16(reply[1])
-	s.mu.Lock()
-	q := s.waiting[id]
-	if q == nil || !q.answeredBy(reply) {
-		s.mu.Unlock()
-		return
-	}
-	delete(s.waiting, id)
-	s.mu.Unlock()
-	s.replies.Add(1)
-	q.reply = append(q.reply[:0], reply...)
-	q.done <- true
-}
-
-var errBusy = errors.New("too many queries outstanding")
-
-// isRefused tells whether err is the kernel's word that nobody listens at the other end.
-func isRefused(err error) bool {
-	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
-}
-
-const headerSize = 12
-
-// query is one query in exchange, with all it needs, so that it can be used again.
-type query struct {
-	deadline       time.Time
-	stream, giveUp bool
-	again          bool   // held or resent: takes turns
-	retransmitted  uint64 // not counted yet
-
-	id     uint16 // that of the client
-	packed []byte // the length, for TCP, then the message
-	wire   []byte // the message in packed
-	end    int    // of the question in wire
-	reply  []byte
-
-	socket *socket   // where it is outstanding
-	done   chan bool // true: reply is there; false: the backend is lost. Filled once by who takes q out of socket.waiting
-	timer  *time.Timer
-	write  func(fd uintptr) bool // writes wire, once, for RawConn.Write
-	err    error                 // of write
-
-	msg   dns.Msg // the client's message as it is packed
-	opt   dns.OPT
-	extra []dns.RR
-}
-
-var queries = sync.Pool{New: func() any {
-	q := &query{
-		packed: make([]byte, 2+maxUDP),
-		done:   make(chan bool, 1),
-		timer:  time.NewTimer(time.Hour),
-	}
-	q.timer.Stop()
-	q.write = func(fd uintptr) bool {
-		_, q.err = syscall.Write(int(fd), q.wire)
-		return true
-	}
-	return q
-}}
-
-// free gives q back. It isn't outstanding.
-func (q *query) free() {
-	q.timer.Stop()
-	q.wire, q.socket, q.err = nil, nil, nil
-	q.again = false
-	if cap(q.packed) > 2*maxUDP || cap(q.reply) > 4*maxUDP {
-		return // few are as large
-	}
-	queries.Put(q)
-}
-
-// pack packs m, which isn't changed: packing writes to the OPT record, so it gets a copy of that.
-func (q *query) pack(m *dns.Msg) error {
-	q.id = m.Id
-	q.msg = *m
-	q.msg.Compress = false
-	for i, rr := range m.Extra {
-		if opt, ok := rr.(*dns.OPT); ok {
-			q.extra = append(q.extra[:0], m.Extra...)
-			q.opt = *opt
-			q.extra[i] = &q.opt
-			q.msg.Extra = q.extra
-			break
-		}
-	}
-	wire, err := q.msg.PackBuffer(q.packed[2:cap(q.packed)])
-	q.msg, q.opt = dns.Msg{}, dns.OPT{}
-	clear(q.extra)
-	if err != nil {
-		return err
-	}
-	q.packed = append(q.packed[:2], wire...) // a copy only if it didn't fit
-	q.packed[0], q.packed[1] = byte(len(wire)>>8), byte(len(wire))
-	q.wire = q.packed[2:]
-
-	q.end = headerSize
-	for q.end < len(q.wire) && q.wire[q.end] != 0 {
-		q.end += int(q.wire[q.end]) + 1
-	}
-	q.end += 1 + 4 // root, type, class
-	if len(m.Question) != 1 || q.end > len(q.wire) {
-		return errors.New("not one question")
-	}
-	return nil
-}
-
-func (q *query) setID(id uint16) { q.wire[0], q.wire[1] = byte(id>>8), byte(id) }
-
-// send writes q to a socket of b: that where it is outstanding, or any. The error is errLost if b
-// is, or else worth another try.
-func (q *query) send(b *backend) error {
-	if q.socket == nil || q.socket.b != b {
-		r := rand.Uint32()
-		err := errBusy
-		for i := range uint32(udpSockets) {
-			if err = b.sockets[(r+i)%udpSockets].add(q); err != errBusy { //nolint:errorlint // never wrapped
-				break
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	s := q.socket
-	err := s.raw.Write(q.write)
-	if err == nil {
-		err = q.err
-	}
-	if isRefused(err) {
-		b.refuse() // q gets its errLost from there
-		return nil
-	}
-	return err
-}
-
-// remove takes q back from its socket. If it returns false, somebody has done so and fills q.done.
-func (q *query) remove() bool {
-	s := q.socket
-	if s == nil {
-		return true
-	}
-	q.socket = nil
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	id := uint16(q.wire[0])<<8 | uint16(q.wire[1])
-	if s.waiting[id] != q {
-		return false
-	}
-	delete(s.waiting, id)
-	return true
-}
-
-// result returns the answer in q.reply, or errLost if there is none.
-func (q *query) result(ok bool) (answer, error) {
-	s := q.socket
-	q.socket = nil
-	if !ok {
-		return answer{}, errLost
-	}
-	msg, err := q.unpack()
-	if err != nil {
-		return answer{}, err
-	}
-	return answer{msg: msg, local: s.local, remote: s.b.addr}, nil
-}
-
-// unpack unpacks the reply and gives it the client's ID.
-func (q *query) unpack() (*dns.Msg, error) {
-	msg := new(dns.Msg)
-	if err := msg.Unpack(q.reply); err != nil {
-		return nil, fmt.Errorf("malformed answer from dnsmasq: %w", err)
-	}
-	msg.Id = q.id
-	return msg, nil
-}
-
-// answeredBy tells whether reply, but for its ID, answers q: a response to the same question (RFC
-// 5452, section 9.1), in any case.
-func (q *query) answeredBy(reply []byte) bool {
-	return len(reply) >= q.end &&
-		reply[2]&0x80 != 0 && // QR
-		reply[4] == 0 && reply[5] == 1 && // QDCOUNT
-		bytes.Equal(reply[q.end-4:q.end], q.wire[q.end-4:q.end]) &&
-		equalNames(reply[headerSize:q.end-4], q.wire[headerSize:q.end-4])
-}
-
-// equalNames compares two names in wire format. Lengths of labels are below the letters, so they
-// stay what they are.
-func equalNames(a, b []byte) bool {
-	if bytes.Equal(a, b) {
-		return true
-	}
-	for i := range a {
-		if lower(a[i]) != lower(b[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-func lower(c byte) byte {
-	if 'A' <= c && c <= 'Z' {
-		c += 'a' - 'A'
-	}
-	return c
 }

@@ -190,7 +190,7 @@ func TestLargeAnswer(t *testing.T) {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	t.Run("timeout", func(t *testing.T) {
-		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts --server=127.0.0.1#%d", silent(t)), "timeout 700ms"))
+		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\"", silent(t)), "timeout 700ms"))
 		c.child(t)
 		begin := time.Now()
 		c.wants(t, "www.example.org", "SERVFAIL")
@@ -199,7 +199,7 @@ func TestLimits(t *testing.T) {
 		}
 	})
 	t.Run("max_concurrent", func(t *testing.T) {
-		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts --server=127.0.0.1#%d --address=/here.example/192.0.2.1", silent(t)),
+		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\" --address=/here.example/192.0.2.1", silent(t)),
 			"timeout 2s", "max_concurrent 3"))
 		c.child(t)
 		got := atOnce(c, 10)
@@ -209,7 +209,7 @@ func TestLimits(t *testing.T) {
 		c.wants(t, "www.here.example", "192.0.2.1")
 	})
 	t.Run("more queries outstanding than dnsmasq takes by default", func(t *testing.T) {
-		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts --server=127.0.0.1#%d", silent(t)), "timeout 2s"))
+		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\"", silent(t)), "timeout 2s"))
 		c.child(t)
 		if got := atOnce(c, 250); got["REFUSED"] > 0 {
 			t.Errorf("got %v, want no REFUSED", got)

@@ -165,7 +165,7 @@ func TestSharedChild(t *testing.T) {
 func TestLoop(t *testing.T) {
 	t.Parallel()
 	port := freePort(t)
-	corefile := server(port, "log\n"+nanny(fmt.Sprintf("args --no-resolv --no-hosts --address=/kept.example/192.0.2.1 --server=127.0.0.1#%d", port), "timeout 2s"))
+	corefile := server(port, "log\n"+nanny(fmt.Sprintf("args --no-resolv --no-hosts --address=/kept.example/192.0.2.1 \"--server=127.0.0.1#%d\"", port), "timeout 2s"))
 	c := startAs(t, port, corefile)
 	c.waits(t, "kept.example", "192.0.2.1")
 	t.Run("said", func(t *testing.T) {

@@ -155,7 +155,9 @@ func TestStartErrors(t *testing.T) {
 	t.Run("never ready", func(t *testing.T) {
 		t.Parallel()
 		c := start(t, nanny("exec "+script(t, "sleep 600")))
-		c.logs.wait(t, 0, "[ERROR]", "can't be started", "didn't answer on 127.0.0.1:")
+		within(t, 3*patience, "the error", func() bool {
+			return len(c.logs.lines(0, "[ERROR]", "can't be started", "didn't answer on 127.0.0.1:")) > 0
+		})
 		endsQuickly(t, c)
 	})
 	t.Run("ended while not ready", func(t *testing.T) {

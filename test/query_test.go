@@ -195,6 +195,7 @@ func watching(dir string, properties ...string) string {
 	return nanny(append([]string{"config " + dir}, properties...)...)
 }
 
+// nanny is a nanny block with properties. One with a # is put in quotes, as # begins a comment anywhere in a Corefile.
 func nanny(properties ...string) string { return "nanny {\n" + strings.Join(properties, "\n") + "\n}" }
 
 // runTest lets dnsmasq check a configuration file. What it says of it doesn't matter.
