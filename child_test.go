@@ -3,8 +3,6 @@ package nanny
 import (
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -31,21 +29,10 @@ func (l *lines) get() []string {
 	return slices.Clone(l.all)
 }
 
-// freeAddr returns a loopback address that nobody has now.
-func freeAddr(t *testing.T) netip.AddrPort {
-	t.Helper()
-	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).AddrPort()
-}
-
 // startFake starts a misbehaving child, which is ended with the test.
 func startFake(t *testing.T, mode string, emit func(string)) *child {
 	t.Helper()
-	addr := freeAddr(t)
+	addr := freeAddr(t, "127.0.0.1")
 	ch, err := start(command{
 		path: fakeProgram(t, mode), addr: addr, emit: emit,
 		args: []string{"--listen-address=" + addr.Addr().String(), fmt.Sprintf("--port=%d", addr.Port())},

@@ -266,7 +266,7 @@ func TestSupervisorHungChild(t *testing.T) {
 
 // A change that needs no second child beside the first keeps it; another never lets two run at once.
 func TestSupervisorInPlace(t *testing.T) {
-	addr := freeAddr(t)
+	addr := freeAddr(t, "127.0.0.1")
 	b := newBench(t, spec{listen: addr}, settings{}, map[string]string{
 		"a.conf": "address=/a.test/192.0.2.1\n", "b.hosts": "192.0.2.2 h.test\n",
 	})

@@ -134,7 +134,7 @@ func TestOwnerFailedReload(t *testing.T) {
 func TestOwnerExclusiveChildWaits(t *testing.T) {
 	o := newOwnerBench(t)
 	sp := o.spec("--cache-size=10")
-	sp.listen = freeAddr(t)
+	sp.listen = freeAddr(t, "127.0.0.1")
 	old, a := o.load(sp)
 	awaitRun(t, a[0])
 	must(t, o.restart(old))

@@ -125,12 +125,12 @@ func serveFake() {
 	os.Exit(2)
 }
 
-// eventually waits until cond is true, or fails the test after 10 s.
-func eventually(t *testing.T, what string, cond func() bool) {
+// eventually waits until cond is true, or fails the test after 20 s.
+func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within 20 s: %s", what)
 		}
 	}
 }

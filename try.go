@@ -269,6 +269,7 @@ func (t try) reread(ctx context.Context) error {
 			continue
 		}
 		if a, ok := r.Answer[0].(*dns.A); ok && a.A.Equal(addr.AsSlice()) {
+			t.cur.backend.renew()
 			return nil
 		}
 	}

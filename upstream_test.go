@@ -149,16 +149,6 @@ func question(name string, qtype uint16) *dns.Msg {
 
 func in(d time.Duration) time.Time { return time.Now().Add(d) }
 
-// eventually waits until cond holds.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for end := in(20 * time.Second); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 func TestExchangeDnsmasq(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	for _, addr := range []string{"127.0.0.1", "::1"} {

@@ -156,7 +156,7 @@ func TestStartErrors(t *testing.T) {
 		t.Parallel()
 		c := start(t, nanny("exec "+script(t, "sleep 600")))
 		within(t, 3*patience, "the error", func() bool {
-			return len(c.logs.lines(0, "[ERROR]", "can't be started", "didn't answer on 127.0.0.1:")) > 0
+			return len(c.logs.lines(0, "[ERROR]", "doesn't answer on 127.0.0.1:")) > 0
 		})
 		endsQuickly(t, c)
 	})
