@@ -198,3 +198,26 @@ func TestSpecKey(t *testing.T) {
 		t.Error("equal specs have different keys")
 	}
 }
+
+// A Corefile is read by its owner, who may mistype anything.
+func FuzzParse(f *testing.F) {
+	f.Add("nanny")
+	f.Add("nanny example.org 10.0.0.0/22 {\nexec dnsmasq\nargs -S \"a b\" --x\nconfig /tmp 1s\nreload off\nlisten [::1]:53\n}")
+	f.Add("nanny {\nresolver 192.0.2.1 [::1]:5\nexcept a.example.org\nfallthrough\ntimeout 1s\nmax_concurrent 1\nstats 1h\n}\nnanny .")
+	f.Fuzz(func(t *testing.T, text string) {
+		c := caddy.NewTestController("dns", text)
+		c.ServerBlockKeys = []string{"."}
+		blocks, err := parse(c)
+		if err != nil {
+			return
+		}
+		for _, n := range blocks {
+			if len(n.zones) == 0 || n.spec.path == "" || n.set.timeout <= 0 || n.set.interval < minInterval {
+				t.Errorf("%q: got %+v", text, n)
+			}
+			if arg, _ := refusedArg(n.spec.args); arg != "" {
+				t.Errorf("%q: argument %q was taken", text, arg)
+			}
+		}
+	})
+}

@@ -240,7 +240,6 @@ func (q *query) remove() bool {
 	if s == nil {
 		return true
 	}
-	q.socket = nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id := uint16(q.wire[0])<<8 | uint16(q.wire[1])
@@ -248,6 +247,7 @@ func (q *query) remove() bool {
 		return false
 	}
 	delete(s.waiting, id)
+	q.socket = nil
 	return true
 }
 
