@@ -119,7 +119,7 @@ func (p *jsonReader) str(what string) (string, error) {
 
 // end checks that nothing follows.
 func (p *jsonReader) end() error {
-	if _, err := p.next(); err != io.EOF {
+	if _, err := p.next(); !errors.Is(err, io.EOF) {
 		return p.fail(errors.New("something follows the end of the JSON value"))
 	}
 	return nil
@@ -282,7 +282,7 @@ func parseServer(s string, hosts bool) (server, error) {
 // Linux's IFNAMSIZ) that has no meaning to dnsmasq.
 func validZone(zone string) bool {
 	return len(zone) <= 15 && !strings.ContainsFunc(zone, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("._-", r))
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-", r)
 	})
 }
 
@@ -301,7 +301,7 @@ func describe(t json.Token) string {
 
 // jsonError says in a user's terms what the decoder says of a file's end.
 func jsonError(err error) error {
-	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the JSON ends too early")
 	}
 	return fmt.Errorf("not JSON: %w", err)

@@ -44,7 +44,7 @@ func (e *eye) look(ctx context.Context, event bool) {
 	if ctx.Err() != nil {
 		return
 	}
-	id := ""
+	var id string
 	if err != nil {
 		id = err.Error()
 	} else {

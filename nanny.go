@@ -250,7 +250,7 @@ func (s *supervisor) proceed() {
 	case s.want != nil && s.good != nil && s.want.version == s.good.version:
 		s.want = nil
 		s.proceed()
-	case s.want != nil && !(s.restore && s.cur == nil):
+	case s.want != nil && (!s.restore || s.cur != nil):
 		cfg := s.want
 		s.want = nil
 		s.begin(cfg, true)

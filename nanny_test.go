@@ -2,6 +2,7 @@ package nanny
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -284,7 +285,6 @@ func TestSupervisorInPlace(t *testing.T) {
 	if b.pid() == pid {
 		t.Error("a changed *.conf needs a new process")
 	}
-	pid = b.pid()
 	b.write("a.conf", "interface=nosuch0\naddress=/a.test/192.0.2.5\n") // passes --test
 	eventually(t, "the change fails", func() bool { return b.reloads("failed") == 1 })
 	if got := b.lookup("x.a.test"); got != "192.0.2.4" {
@@ -389,7 +389,7 @@ func TestSupervisorBadPrograms(t *testing.T) {
 			q.SetQuestion("x.test.", dns.TypeA)
 			eventually(t, "queries that can go elsewhere don't wait", func() bool {
 				_, err := b.up.exchange(t.Context(), q, time.Now().Add(time.Second), false, true)
-				return err == errNoBackend
+				return errors.Is(err, errNoBackend)
 			})
 		})
 	}

@@ -283,8 +283,8 @@ func TestExchangeTCPDrop(t *testing.T) {
 		if errs := wait(); len(errs) > 0 {
 			t.Errorf("got %d errors, the first %v, want none", len(errs), errs[0])
 		}
-		if got := u.resent.Load(); got != 50 {
-			t.Errorf("got %d resent, want 50", got)
+		if got := u.resent.Load(); got < tcpConns || got > 50 { // some may not have been in the line yet
+			t.Errorf("got %d resent, want %d to 50", got, tcpConns)
 		}
 	})
 }

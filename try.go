@@ -2,6 +2,7 @@ package nanny
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -237,7 +238,10 @@ const (
 )
 
 func generationRecord(n uint32) (record []byte, addr netip.Addr) {
-	addr = netip.AddrFrom4([4]byte{127, byte(n >> 16), byte(n >> 8), byte(n)})
+	var bytes [4]byte
+	binary.BigEndian.PutUint32(bytes[:], n)
+	bytes[0] = 127
+	addr = netip.AddrFrom4(bytes)
 	return fmt.Appendf(nil, "%s %s\n", addr, strings.TrimSuffix(generation, ".")), addr
 }
 

@@ -2,6 +2,7 @@ package nanny
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -57,9 +58,9 @@ func (s *socket) add(q *query) error {
 	if len(s.waiting) >= maxIDs {
 		return errBusy
 	}
-	id := uint16(rand.Uint32())
+	id := uint16(rand.Uint32()) // #nosec G404 -- math/rand/v2 is ChaCha8 with a seed of the system
 	for s.waiting[id] != nil {
-		id = uint16(rand.Uint32())
+		id = uint16(rand.Uint32()) // #nosec G404 -- math/rand/v2 is ChaCha8 with a seed of the system
 	}
 	s.waiting[id] = q
 	q.socket = s
@@ -190,8 +191,8 @@ func (q *query) pack(m *dns.Msg) error {
 	if err != nil {
 		return err
 	}
-	q.packed = append(q.packed[:2], wire...) // a copy only if it didn't fit
-	q.packed[0], q.packed[1] = byte(len(wire)>>8), byte(len(wire))
+	q.packed = append(q.packed[:2], wire...)                // a copy only if it didn't fit
+	binary.BigEndian.PutUint16(q.packed, uint16(len(wire))) // #nosec G115 -- at most 65535
 	q.wire = q.packed[2:]
 
 	q.end = headerSize
@@ -205,13 +206,13 @@ func (q *query) pack(m *dns.Msg) error {
 	return nil
 }
 
-func (q *query) setID(id uint16) { q.wire[0], q.wire[1] = byte(id>>8), byte(id) }
+func (q *query) setID(id uint16) { binary.BigEndian.PutUint16(q.wire, id) }
 
 // send writes q to a socket of b: that where it is outstanding, or any. The error is errLost if b
 // is, or else worth another try.
 func (q *query) send(b *backend) error {
 	if q.socket == nil || q.socket.b != b {
-		r := rand.Uint32()
+		r := rand.Uint32() // #nosec G404 -- math/rand/v2 is ChaCha8 with a seed of the system
 		err := errBusy
 		for i := range uint32(udpSockets) {
 			if err = b.sockets[(r+i)%udpSockets].add(q); !errors.Is(err, errBusy) {

@@ -112,7 +112,7 @@ func run() error {
 
 func report(w io.Writer, l load, got map[string][]result) {
 	median := func(server string, f func(result) float64) float64 {
-		var all []float64
+		all := make([]float64, 0, len(got[server]))
 		for _, r := range got[server] {
 			all = append(all, f(r))
 		}

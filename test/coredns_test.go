@@ -120,7 +120,7 @@ func takenPort(t *testing.T) int {
 // tempDir is t.TempDir for processes of other users.
 func tempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(base, "")
+	dir, err := os.MkdirTemp(base, "") //nolint:usetesting // t.TempDir's parents are closed to other users
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,6 +80,23 @@ func alive(pid int) bool {
 	return s != "" && s != "Z" && s != "X"
 }
 
+// zombies returns the children of pid that have ended and weren't waited for.
+func zombies(pid int) []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		panic(err)
+	}
+	var list []int
+	for _, e := range entries {
+		if n, err := strconv.Atoi(e.Name()); err == nil {
+			if st := stat(n); st.ppid == pid && st.state == "Z" {
+				list = append(list, n)
+			}
+		}
+	}
+	return list
+}
+
 // udpDrops returns how many datagrams the kernel dropped because nobody read them in time from 127.0.0.1:port. Those
 // never reached CoreDNS.
 func udpDrops(t *testing.T, port int) int {

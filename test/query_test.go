@@ -125,7 +125,10 @@ func dnsmasqPath(t *testing.T) string {
 }
 
 // silent listens and never answers; it returns its port.
-func silent(t *testing.T) int { return takenPort(t) }
+func silent(t *testing.T) int {
+	t.Helper()
+	return takenPort(t)
+}
 
 // script writes an executable shell script and returns its path.
 func script(t *testing.T, text string) string {
