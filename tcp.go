@@ -223,7 +223,7 @@ func (c *tcpConn) ask(ctx context.Context, q *query) error {
 		stop := context.AfterFunc(ctx, func() { c.Close() })
 		defer stop()
 	}
-	q.setID(uint16(rand.Uint32())) // #nosec G404 -- math/rand/v2 is ChaCha8 with a seed of the system
+	q.setID(uint16(rand.Uint32())) // #nosec G115 G404 -- math/rand/v2 is ChaCha8 with a seed of the system
 	if _, err := c.Write(q.packed); err != nil {
 		return err
 	}

@@ -58,9 +58,9 @@ func (s *socket) add(q *query) error {
 	if len(s.waiting) >= maxIDs {
 		return errBusy
 	}
-	id := uint16(rand.Uint32()) // #nosec G404 -- math/rand/v2 is ChaCha8 with a seed of the system
+	id := uint16(rand.Uint32()) // #nosec G115 G404 -- math/rand/v2 is ChaCha8 with a seed of the system
 	for s.waiting[id] != nil {
-		id = uint16(rand.Uint32()) // #nosec G404 -- math/rand/v2 is ChaCha8 with a seed of the system
+		id = uint16(rand.Uint32()) // #nosec G115 G404 -- math/rand/v2 is ChaCha8 with a seed of the system
 	}
 	s.waiting[id] = q
 	q.socket = s
@@ -212,7 +212,7 @@ func (q *query) setID(id uint16) { binary.BigEndian.PutUint16(q.wire, id) }
 // is, or else worth another try.
 func (q *query) send(b *backend) error {
 	if q.socket == nil || q.socket.b != b {
-		r := rand.Uint32() // #nosec G404 -- math/rand/v2 is ChaCha8 with a seed of the system
+		r := rand.Uint32() // #nosec G115 G404 -- math/rand/v2 is ChaCha8 with a seed of the system
 		err := errBusy
 		for i := range uint32(udpSockets) {
 			if err = b.sockets[(r+i)%udpSockets].add(q); !errors.Is(err, errBusy) {

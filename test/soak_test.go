@@ -20,7 +20,7 @@ import (
 var (
 	soakTime = flag.Duration("soak", 10*time.Second, "how long TestSoak makes changes")
 	soakSeed = flag.Uint64("seed", 1, "what TestSoak's changes are drawn from")
-	soakRate = flag.Int("rate", 2000, "TestSoak's queries a second over UDP; a tenth of it in addition over TCP")
+	soakRate = flag.Int("rate", 300, "TestSoak's queries a second over UDP; a tenth of it in addition over TCP")
 )
 
 // settled is how long a dnsmasq has to live for its end to be answered by a new start at once, and a little.
@@ -427,6 +427,9 @@ func (s *soak) step(t *testing.T, n int, rng *rand.Rand, decks []*deck) {
 		card := decks[i].deal()
 		if n == 0 {
 			card = []string{"SIGSTOP", "change"}[i]
+		}
+		if card == "list" && b.listen != 0 {
+			card = "change" // dnsmasq reads so long a list for seconds on a slow machine, in which nobody answers
 		}
 		if card == "SIGSTOP" && b.deaths > 0 {
 			// Found and replaced within a client's 5 s only if the next one starts without a pause.
