@@ -57,12 +57,21 @@ func realDnsmasq(t testing.TB, addr string, args ...string) (at netip.AddrPort, 
 // freeAddr returns a port of addr that is free for UDP and TCP.
 func freeAddr(t testing.TB, addr string) netip.AddrPort {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
-	if err != nil {
-		t.Fatalf("no free port: %v", err)
+	for range 100 {
+		l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
+		if err != nil {
+			t.Fatalf("no free port: %v", err)
+		}
+		at := l.Addr().(*net.TCPAddr).AddrPort()
+		pc, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		l.Close()
+		if err == nil {
+			pc.Close()
+			return at
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort()
+	t.Fatal("no port is free for UDP and TCP")
+	return netip.AddrPort{}
 }
 
 func answersAt(at netip.AddrPort, exited <-chan struct{}) bool {

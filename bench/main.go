@@ -164,8 +164,10 @@ func writeFiles(dir string) (map[string]string, error) {
 		fmt.Fprintf(&list, "address=/rule%d.example/192.0.2.1\n", i)
 	}
 	text := strings.Repeat("x", 250)
-	for i := range 100 { // four strings of 250 bytes, and then some
-		fmt.Fprintf(&list, "txt-record=big%d.example.org,%s,%s,%s,%s,%s\n", i, text[:230], text[:230], text[:230], text[:230], text[:180])
+	for i := range 100 { // two records of 550 bytes each: a line of the configuration has at most 1,000
+		for range 2 {
+			fmt.Fprintf(&list, "txt-record=big%d.example.org,%s,%s,%s\n", i, text, text, text[:50])
+		}
 		fmt.Fprintf(&bigQ, "big%d.example.org TXT\n", i)
 	}
 	files := map[string]string{}
