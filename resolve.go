@@ -34,7 +34,11 @@ func newResolver(servers []netip.AddrPort) *resolver {
 		r.servers = append(r.servers, &net.Resolver{
 			PreferGo: true,
 			Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, network, s.String())
+				conn, err := new(net.Dialer).DialContext(ctx, network, s.String())
+				if err == nil { // the resolver itself waits for its own time-out
+					context.AfterFunc(ctx, func() { conn.Close() })
+				}
+				return conn, err
 			},
 		})
 	}
