@@ -3,15 +3,18 @@
 # make test    runs the tests, with the real dnsmasq
 # make lint    runs the linters and compiles for the other systems
 # make fuzz    runs each fuzz target for FUZZTIME
-# make bench   measures
+# make bench   compares with forward
+# make soak    everything that can happen at random, under load, for DURATION
 
 FUZZTIME ?= 20s
+DURATION ?= 5m
+SEED ?= 1
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 TARGETS = freebsd/amd64 linux/arm64 linux/mips
 
-.PHONY: build deps run test lint fuzz bench clean
+.PHONY: build deps run test lint fuzz bench soak clean
 
 build:
 	go -C cmd/coredns build -o ../../bin/coredns .
@@ -47,6 +50,9 @@ fuzz: deps
 
 bench: deps build
 	@scripts/bench.sh
+
+soak: deps build
+	go test ./test -count=1 -timeout 0 -v -run '^TestSoak$$' -soak $(DURATION) -seed $(SEED)
 
 clean:
 	rm -rf bin

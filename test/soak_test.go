@@ -26,7 +26,7 @@ var (
 // settled is how long a dnsmasq has to live for its end to be answered by a new start at once, and a little.
 const settled = 10500 * time.Millisecond
 
-// kind is what happens to a dnsmasq while queries wait.
+// kind is what happens to a dnsmasq while queries wait; those for which they wait longer come later.
 type kind int32
 
 const (
@@ -379,17 +379,20 @@ func (s *soak) reload(card string) event {
 			t.Helper()
 			mark = s.c.logs.mark()
 			s.c.rewrite(t, text())
+			s.load.reload()
 			kill(t, s.c.pid, syscall.SIGUSR1)
 		}
 	}
 	e.settle = func(t *testing.T) {
 		t.Helper()
 		s.c.logs.wait(t, mark, reloaded)
+		s.load.reload()
 		s.reloads++
 	}
 	refused := func(t *testing.T) {
 		t.Helper()
 		s.c.logs.wait(t, mark, failed)
+		s.load.reload()
 		s.c.rewrite(t, s.corefile())
 		s.failed++
 	}
