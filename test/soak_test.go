@@ -31,7 +31,6 @@ type kind int32
 
 const (
 	calm kind = iota
-	byReload
 	bySwap
 	bySIGHUP
 	inPlace
@@ -40,7 +39,7 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"calm", "Corefile", "swap", "SIGHUP", "in place", "kill", "hung"}[k]
+	return [...]string{"calm", "swap", "SIGHUP", "in place", "kill", "hung"}[k]
 }
 
 // soakKey is a name whose address tells which version of a file, or of the Corefile, is in service: 10.0.0.0 and the
@@ -227,8 +226,9 @@ type event struct {
 // Each deck is dealt in an order that the seed gives, then shuffled again.
 var (
 	blockDeck = []string{
-		"change", "change", "change", "change", "invalid", "change", "burst", "burst", "hosts", "hosts",
-		"SIGKILL", "SIGTERM", "SIGKILL and change", "SIGSTOP", "list",
+		"change", "change", "change", "change", "change", "change", "change", "change", "invalid", "invalid",
+		"burst", "burst", "burst", "hosts", "hosts", "hosts", "SIGKILL", "SIGKILL", "SIGTERM", "SIGTERM",
+		"SIGKILL and change", "SIGKILL and change", "SIGSTOP", "list",
 	}
 	corefileDeck = []string{"unchanged", "unchanged", "arguments", "broken", "health port taken"}
 )
@@ -373,7 +373,7 @@ func (s *soak) invalid(b *soakBlock, k *soakKey, rng *rand.Rand) event {
 // reload makes the event card of the Corefile.
 func (s *soak) reload(card string) event {
 	mark := 0
-	e := event{name: "Corefile: " + card, kind: byReload}
+	e := event{name: "Corefile: " + card}
 	give := func(text func() string) func(t *testing.T) {
 		return func(t *testing.T) {
 			t.Helper()
@@ -443,7 +443,7 @@ func (s *soak) step(t *testing.T, n int, rng *rand.Rand, decks []*deck) {
 		alone = alone || e.alone
 		events, names = append(events, e), append(names, b.name+": "+e.name)
 	}
-	if rng.IntN(3) == 0 && !alone {
+	if rng.IntN(2) == 0 && !alone {
 		e := s.reload(decks[len(s.blocks)].deal())
 		events, names = append(events, e), append(names, e.name)
 	}
