@@ -179,33 +179,6 @@ func (c *config) rereadable(next *config) bool {
 	return had == has && maps.EqualFunc(a, b, bytes.Equal)
 }
 
-// changes names the snapshot's files that differ from c to next: +new, -gone, ~changed.
-func (c *config) changes(next *config) string {
-	var names []string
-	for name, sum := range next.sources {
-		old, ok := c.sources[name]
-		switch {
-		case !ok:
-			names = append(names, "+"+name)
-		case old != sum:
-			names = append(names, "~"+name)
-		}
-	}
-	for name := range c.sources {
-		if _, ok := next.sources[name]; !ok {
-			names = append(names, "-"+name)
-		}
-	}
-	if len(names) == 0 {
-		return "addresses"
-	}
-	slices.SortFunc(names, func(a, b string) int { return strings.Compare(a[1:], b[1:]) })
-	if len(names) > 10 {
-		names = append(names[:10], fmt.Sprintf("and %d more", len(names)-10))
-	}
-	return strings.Join(names, ",")
-}
-
 // includedDirectives gives the directives of args and of all files that they include. Such files aren't staged, so a
 // setting there that nanny alone sets can't be taken out and is an error.
 func includedDirectives(args []string) ([]directive, error) {

@@ -452,7 +452,7 @@ func (s *supervisor) saw(l look) {
 		return
 	}
 	if s.set.reload == reloadOff && s.good != nil {
-		log.Infof("Configuration changed, not applied (reload off): version=%.8s files=%s", l.cfg.version, s.good.changes(l.cfg))
+		log.Infof("Configuration changed, not applied (reload off): version=%.8s %s", l.cfg.version, s.good.changes(l.cfg))
 		s.pending = l.cfg
 		s.stats.held.Store(true)
 		return
@@ -472,7 +472,7 @@ func (s *supervisor) applied(old *config, o outcome) {
 	if old == nil {
 		old = &config{}
 	}
-	log.Infof("Configuration applied: version=%.8s files=%s pid=%d how=%q took=%s",
+	log.Infof("Configuration applied: version=%.8s %s pid=%d how=%q took=%s",
 		o.cfg.version, old.changes(o.cfg), s.cur.child.pid, o.how, seconds(o.took))
 }
 
