@@ -73,9 +73,25 @@ func (s *socket) lose() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, q := range s.waiting {
-		q.done <- false
+		q.done <- lost
 	}
 	clear(s.waiting)
+}
+
+// remind tells the queries on s that wait without a timer when it is time to be sent again, or their deadline has passed.
+func (s *socket) remind(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.waiting {
+		if !q.timeless || q.told {
+			continue
+		}
+		q.ticks++
+		if q.ticks > int(retransmitAfter/tickTime) || !now.Before(q.deadline) {
+			q.told = true
+			q.done <- reminded
+		}
+	}
 }
 
 // read gives each reply to its query, until s is closed.
@@ -112,7 +128,7 @@ func (s *socket) deliver(reply []byte) {
 	s.mu.Unlock()
 	s.replies.Add(1)
 	q.reply = append(q.reply[:0], reply...)
-	q.done <- true
+	q.done <- answered
 }
 
 // isRefused tells whether err is the kernel's word that nobody listens at the other end.
@@ -121,6 +137,15 @@ func isRefused(err error) bool {
 }
 
 const headerSize = 12
+
+// event is what a query waits for.
+type event int8
+
+const (
+	answered event = iota // reply is there
+	lost                  // the backend is
+	reminded              // see socket.remind; at most once
+)
 
 // query is one query in exchange, with all it needs, so that it can be used again.
 type query struct {
@@ -135,11 +160,14 @@ type query struct {
 	end    int    // of the question in wire
 	reply  []byte
 
-	socket *socket   // where it is outstanding
-	done   chan bool // true: reply is there; false: the backend is lost. Filled once by who takes q out of socket.waiting
-	timer  *time.Timer
-	write  func(fd uintptr) bool // writes wire, once, for RawConn.Write
-	err    error                 // of write
+	socket   *socket    // where it is outstanding
+	done     chan event // but for reminded, filled once by who takes q out of socket.waiting
+	timeless bool       // waits for done alone: remind it
+	told     bool       // reminded; socket.mu
+	ticks    int        // of the clock so far; socket.mu
+	timer    *time.Timer
+	write    func(fd uintptr) // writes wire, once
+	err      error            // of write
 
 	msg   dns.Msg // the client's message as it is packed
 	opt   dns.OPT
@@ -149,14 +177,11 @@ type query struct {
 var queries = sync.Pool{New: func() any {
 	q := &query{
 		packed: make([]byte, 2+maxUDP),
-		done:   make(chan bool, 1),
+		done:   make(chan event, 2),
 		timer:  time.NewTimer(time.Hour),
 	}
 	q.timer.Stop()
-	q.write = func(fd uintptr) bool {
-		_, q.err = syscall.Write(int(fd), q.wire)
-		return true
-	}
+	q.write = func(fd uintptr) { _, q.err = syscall.Write(int(fd), q.wire) }
 	return q
 }}
 
@@ -164,7 +189,11 @@ var queries = sync.Pool{New: func() any {
 func (q *query) free() {
 	q.timer.Stop()
 	q.wire, q.socket, q.err = nil, nil, nil
-	q.again = false
+	q.again, q.timeless, q.told, q.ticks = false, false, false, 0
+	select {
+	case <-q.done: // reminded, too late
+	default:
+	}
 	if cap(q.packed) > 2*maxUDP || cap(q.reply) > 4*maxUDP {
 		return // few are as large
 	}
@@ -224,7 +253,7 @@ func (q *query) send(b *backend) error {
 		}
 	}
 	s := q.socket
-	err := s.raw.Write(q.write)
+	err := s.raw.Control(q.write) // unlike RawConn.Write it lets several write at once
 	if err == nil {
 		err = q.err
 	}
@@ -252,11 +281,20 @@ func (q *query) remove() bool {
 	return true
 }
 
+// outcome waits for answered or lost.
+func (q *query) outcome() event {
+	e := <-q.done
+	if e == reminded {
+		e = <-q.done
+	}
+	return e
+}
+
 // result returns the answer in q.reply, or errLost if there is none.
-func (q *query) result(ok bool) (answer, error) {
+func (q *query) result(e event) (answer, error) {
 	s := q.socket
 	q.socket = nil
-	if !ok {
+	if e == lost {
 		return answer{}, errLost
 	}
 	msg, err := q.unpack()

@@ -20,7 +20,7 @@ import (
 // backend, or waits until there is one.
 
 const (
-	udpSockets = 4     // of a backend: fewer, and goroutines wait for each other to write
+	udpSockets = 2     // of a backend
 	maxIDs     = 32768 // outstanding queries of a socket: half of all IDs, so a free one is found soon
 	maxUDP     = 1232  // what dnsmasq reads of a query over UDP (its edns-packet-max)
 	udpBuffer  = 65535 // the largest datagram
@@ -34,6 +34,7 @@ const (
 	turns           = 128
 	turnTime        = 10 * time.Millisecond
 	retryAfter      = 20 * time.Millisecond // a failed write
+	tickTime        = 20 * time.Millisecond // between two looks for queries that have waited long
 )
 
 var (
@@ -270,6 +271,7 @@ type backend struct {
 	turns   chan struct{} // see turnTime
 	idle    chan struct{} // told when n gets 0
 	gone    chan struct{} // closed at the first refusal
+	stop    chan struct{} // closed by close
 	refuse1 sync.Once
 	readers sync.WaitGroup
 	quit    atomic.Bool
@@ -283,6 +285,7 @@ func newBackend(addr netip.AddrPort) (*backend, error) {
 		turns: make(chan struct{}, turns),
 		idle:  make(chan struct{}, 1),
 		gone:  make(chan struct{}),
+		stop:  make(chan struct{}),
 	}
 	for i := range b.sockets {
 		s, err := newSocket(b)
@@ -295,10 +298,29 @@ func newBackend(addr netip.AddrPort) (*backend, error) {
 	return b, nil
 }
 
-// start starts the readers.
+// start starts the readers and the clock.
 func (b *backend) start() {
+	b.readers.Go(b.clock)
 	for _, s := range b.sockets {
 		b.readers.Go(s.read)
+	}
+}
+
+// clock looks after the queries that wait without a timer, which most are answered too soon to need.
+func (b *backend) clock() {
+	tick := time.NewTicker(tickTime)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			if b.n.Load() > 0 {
+				for _, s := range b.sockets {
+					s.remind(now)
+				}
+			}
+		case <-b.stop:
+			return
+		}
 	}
 }
 
@@ -365,7 +387,9 @@ func (b *backend) lose() {
 }
 
 func (b *backend) close() {
-	b.quit.Store(true)
+	if !b.quit.Swap(true) {
+		close(b.stop)
+	}
 	b.lose()
 	b.tcp.close()
 	for _, s := range b.sockets {
@@ -381,11 +405,29 @@ func (b *backend) ask(ctx context.Context, q *query) (answer, error) {
 	b.enter()
 	defer b.leave()
 
+	q.timeless = !q.again && ctx.Done() == nil
+	if q.again {
+		return b.await(ctx, q, false, 0, nil)
+	}
+	switch err := q.send(b); {
+	case errors.Is(err, errLost):
+		return answer{}, err
+	case err != nil:
+		return b.await(ctx, q, false, retryAfter, err)
+	case !q.timeless:
+		return b.await(ctx, q, true, retransmitAfter, nil)
+	}
+	if e := <-q.done; e != reminded { // the usual case: nothing but the answer to wait for
+		return q.result(e)
+	}
+	return b.await(ctx, q, true, 0, nil)
+}
+
+// await waits for the answer to q and sends it again, first after pause. err is why it wasn't sent yet, if it was tried.
+func (b *backend) await(ctx context.Context, q *query, sent bool, pause time.Duration, err error) (answer, error) {
 	var (
 		turn chan struct{} // b.turns while q waits for its turn
 		has  bool          // q has its turn
-		sent bool
-		err  error
 	)
 	defer func() {
 		if has {
@@ -394,40 +436,39 @@ func (b *backend) ask(ctx context.Context, q *query) (answer, error) {
 	}()
 
 	now := time.Now()
-	due := now // time to send (again)
-	if q.again {
+	due := now.Add(pause) // time to send (again)
+	if pause == 0 {
 		turn = b.turns
 		q.timer.Reset(q.deadline.Sub(now))
 	} else {
-		if err = q.send(b); errors.Is(err, errLost) {
-			return answer{}, err
-		}
-		sent = err == nil
-		due = now.Add(pause(err))
-		q.timer.Reset(min(due.Sub(now), q.deadline.Sub(now)))
+		q.timer.Reset(min(pause, q.deadline.Sub(now)))
 	}
 	for {
 		select {
-		case ok := <-q.done:
-			return q.result(ok)
+		case e := <-q.done:
+			if e != reminded {
+				return q.result(e)
+			}
 		case turn <- struct{}{}:
 			turn, has = nil, true
 			if err = q.send(b); errors.Is(err, errLost) {
 				return answer{}, err
 			}
-			if err == nil && sent {
-				q.retransmitted++
+			now, pause = time.Now(), retryAfter
+			if err == nil {
+				if sent {
+					q.retransmitted++
+				}
+				sent, pause = true, retransmitAfter
 			}
-			sent = sent || err == nil
-			now = time.Now()
-			due = now.Add(pause(err))
+			due = now.Add(pause)
 			q.timer.Reset(min(turnTime, q.deadline.Sub(now)))
 		case <-q.timer.C:
 			now = time.Now()
 			switch {
 			case !now.Before(q.deadline):
 				if !q.remove() {
-					return q.result(<-q.done)
+					return q.result(q.outcome())
 				}
 				if err != nil {
 					return answer{}, fmt.Errorf("%w: %w", errTimeout, err)
@@ -443,17 +484,9 @@ func (b *backend) ask(ctx context.Context, q *query) (answer, error) {
 			}
 		case <-ctx.Done():
 			if !q.remove() {
-				return q.result(<-q.done)
+				return q.result(q.outcome())
 			}
 			return answer{}, ctx.Err()
 		}
 	}
-}
-
-// pause returns how long to wait before a query is sent again, if sending it gave err.
-func pause(err error) time.Duration {
-	if err != nil {
-		return retryAfter
-	}
-	return retransmitAfter
 }
