@@ -78,7 +78,7 @@ func (c *config) routes(take func(path string) bool) (domains, servers map[strin
 		if filepath.Dir(path) == hostsDir || !take(path) {
 			continue
 		}
-		for _, d := range parseConf(path, data) {
+		for d := range parseConf(path, data) {
 			if d.name != "server" && d.name != "local" && d.name != "address" {
 				continue
 			}

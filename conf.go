@@ -3,6 +3,7 @@ package nanny
 import (
 	"bytes"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 )
@@ -34,23 +35,23 @@ type directive struct {
 	name, value string
 }
 
-// parseConf returns the directives of a configuration file as dnsmasq's
+// parseConf gives the directives of a configuration file as dnsmasq's
 // read_file does, except that it takes more for a directive than dnsmasq (names
 // quoted in any way, unclosed quotes), never less, as long as no line is longer
 // than maxLine. Lines without a directive are left out.
-func parseConf(name string, data []byte) []directive {
-	var list []directive
-	n := 0
-	for line := range strings.SplitSeq(string(data), "\n") {
-		n++
-		key, value, _ := strings.Cut(lexLine(line), "=")
-		key = strings.Trim(unhide(key), " ")
-		value = unhide(strings.TrimLeft(value, " "))
-		if key != "" || value != "" {
-			list = append(list, directive{name, n, key, value})
+func parseConf(name string, data []byte) iter.Seq[directive] {
+	return func(yield func(directive) bool) {
+		n := 0
+		for line := range bytes.SplitSeq(data, []byte("\n")) {
+			n++
+			key, value, _ := strings.Cut(lexLine(string(line)), "=")
+			key = strings.Trim(unhide(key), " ")
+			value = unhide(strings.TrimLeft(value, " "))
+			if (key != "" || value != "") && !yield(directive{name, n, key, value}) {
+				return
+			}
 		}
 	}
-	return list
 }
 
 // hidden stands for a blank in quotes, which isn't trimmed. No line has it: a
@@ -64,6 +65,9 @@ func unhide(s string) string { return strings.ReplaceAll(s, hidden, " ") }
 // takes away comment, leading and trailing blanks.
 func lexLine(line string) string {
 	const escapes, escaped = `\"tnbre`, "\\\"\t\n\b\r\x1b"
+	if !strings.ContainsAny(line, "\x00\"#\t\r\v\f") { // most of a long list
+		return strings.Trim(line, " ")
+	}
 	line, _, _ = strings.Cut(line, "\x00")
 	out := make([]byte, 0, len(line))
 	white := true // a # now begins a comment; quoted text doesn't change that
@@ -109,20 +113,24 @@ func lexLine(line string) string {
 // settings become comments, each with a warning, and lines keep their numbers. A
 // forbidden directive or a line longer than maxLine is a *configError.
 func sanitize(f file) (staged []byte, warnings []string, err error) {
-	lines := bytes.SplitAfter(f.data, []byte("\n"))
-	for i, line := range lines {
-		if len(bytes.TrimSuffix(line, []byte("\n"))) > maxLine {
-			return nil, nil, &configError{f.name, i + 1, fmt.Errorf("the line has more than %d bytes, dnsmasq would read its end as another line", maxLine)}
+	n := 0
+	for line := range bytes.SplitSeq(f.data, []byte("\n")) {
+		if n++; len(line) > maxLine {
+			return nil, nil, &configError{f.name, n, fmt.Errorf("the line has more than %d bytes, dnsmasq would read its end as another line", maxLine)}
 		}
 	}
+	var lines [][]byte // of f, once one is to change
 	dropped := 0
-	for _, d := range parseConf(f.name, f.data) {
+	for d := range parseConf(f.name, f.data) {
 		if slices.Contains(forbidden, d.name) {
 			return nil, nil, &configError{f.name, d.line, fmt.Errorf("%s is allowed only in the Corefile's args, as it runs a program or reads further configuration", d.name)}
 		}
 		own := d.name == "user" || d.name == "group" // nanny gives these to the child itself
 		if !own && !slices.Contains(managed, d.name) {
 			continue
+		}
+		if lines == nil {
+			lines = bytes.SplitAfter(f.data, []byte("\n"))
 		}
 		lines[d.line-1] = append([]byte("#"), lines[d.line-1]...)
 		if own {
@@ -134,6 +142,9 @@ func sanitize(f file) (staged []byte, warnings []string, err error) {
 	}
 	if more := dropped - maxWarnings; more > 0 {
 		warnings = append(warnings, fmt.Sprintf("%s: %d further lines that nanny sets itself are ignored", f.name, more))
+	}
+	if lines == nil {
+		return f.data, warnings, nil
 	}
 	return bytes.Join(lines, nil), warnings, nil
 }

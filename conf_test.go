@@ -60,7 +60,7 @@ func TestParseConf(t *testing.T) {
 		{"open quote, backslash", `conf-script="x\`, "conf-script", `x\`, 1, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := parseConf("a.conf", []byte(tc.in))
+			got := slices.Collect(parseConf("a.conf", []byte(tc.in)))
 			if len(got) != tc.count {
 				t.Fatalf("got %d directives %+v, want %d", len(got), got, tc.count)
 			}
@@ -84,7 +84,7 @@ func TestParseConfValueAsDnsmasq(t *testing.T) {
 			if err == nil {
 				t.Fatalf("dnsmasq accepts it: %s", out)
 			}
-			got := parseConf("a.conf", data)
+			got := slices.Collect(parseConf("a.conf", data))
 			if len(got) != 1 || got[0].name != "conf-file" {
 				t.Fatalf("got %+v, want one conf-file", got)
 			}
@@ -329,7 +329,7 @@ func FuzzConf(f *testing.F) {
 		if got, want := bytes.Count(staged, []byte("\n")), bytes.Count(data, []byte("\n")); got != want {
 			t.Errorf("staged copy has %d newlines, want %d", got, want)
 		}
-		for _, d := range parseConf("a.conf", staged) {
+		for d := range parseConf("a.conf", staged) {
 			if slices.Contains(managed, d.name) || slices.Contains(forbidden, d.name) {
 				t.Errorf("staged copy has %+v", d)
 			}

@@ -55,7 +55,11 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 				}
 				c.warnings = append(c.warnings, warnings...)
 				c.files[filepath.Join(confDir, f.name)] = staged
-				directives = append(directives, parseConf(f.name, f.data)...)
+				for d := range parseConf(f.name, f.data) {
+					if d.name != "address" && d.name != "local" { // what long lists have means nothing below
+						directives = append(directives, d)
+					}
+				}
 			case ".hosts":
 				c.files[filepath.Join(hostsDir, f.name)] = f.data
 			}
@@ -206,7 +210,7 @@ func includedDirectives(args []string) ([]directive, error) {
 			if err != nil {
 				return nil, &configError{file: d.file, line: d.line, err: fmt.Errorf("%s: %w", d.name, err)}
 			}
-			ds = append(ds, parseConf(path, data)...)
+			ds = slices.AppendSeq(ds, parseConf(path, data))
 		}
 	}
 	return ds, nil

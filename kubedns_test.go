@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -191,7 +192,7 @@ func FuzzKubeDNS(f *testing.F) {
 			}
 			lines, _ := k.lines(addrs)
 			for _, line := range lines {
-				got := parseConf("", []byte(line))
+				got := slices.Collect(parseConf("", []byte(line)))
 				if len(got) != 1 || got[0].name != "server" || "server="+got[0].value != line || len(line) > maxLine {
 					t.Errorf("%s: line %q reads as %+v", key, line, got)
 				}

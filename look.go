@@ -28,7 +28,8 @@ type eye struct {
 	resolver *resolver
 	looks    chan look
 
-	seen       string // version or error told last
+	seen       string  // version or error told last
+	last       *config // rendered last
 	ignored    map[string]bool
 	unresolved map[string]string
 	federated  bool
@@ -84,11 +85,13 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 	}
 	addrs, errs := e.resolver.resolve(ctx, k.hosts(), !event, resolveLimit)
 	e.tellUnresolved(errs, addrs)
-	cfg, err := newConfig(e.spec, s, k, addrs)
-	if err != nil {
+	if e.last != nil && e.last.version == configVersion(s, k, addrs) {
+		return e.last, nil
+	}
+	if e.last, err = newConfig(e.spec, s, k, addrs); err != nil {
 		return nil, e.blame(err)
 	}
-	return cfg, nil
+	return e.last, nil
 }
 
 // blame puts the directory before the name of a file in it.

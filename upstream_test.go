@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -156,6 +157,12 @@ func question(name string, qtype uint16) *dns.Msg {
 	return m
 }
 
+// served is a context such as CoreDNS's servers for UDP and TCP give: it never ends.
+func served(t testing.TB) context.Context {
+	t.Helper()
+	return context.WithoutCancel(t.Context())
+}
+
 func in(d time.Duration) time.Time { return time.Now().Add(d) }
 
 func TestExchangeDnsmasq(t *testing.T) {
@@ -185,7 +192,7 @@ func TestExchangeDnsmasq(t *testing.T) {
 					m := question(tc.name, tc.qtype)
 					m.SetEdns0(4096, true)
 					before := m.String()
-					a, err := u.exchange(t.Context(), m, in(5*time.Second), false, false)
+					a, err := u.exchange(served(t), m, in(5*time.Second), false, false)
 					if err != nil {
 						t.Fatalf("exchange: %v", err)
 					}
@@ -215,7 +222,7 @@ func TestExchangeMany(t *testing.T) {
 		wg.Go(func() {
 			for i := range each {
 				name := fmt.Sprintf("q%d-%d.test.", g, i)
-				a, err := u.exchange(t.Context(), question(name, dns.TypeA), in(10*time.Second), false, false)
+				a, err := u.exchange(served(t), question(name, dns.TypeA), in(10*time.Second), false, false)
 				if err != nil || len(a.msg.Answer) != 1 || a.msg.Answer[0].Header().Name != name {
 					t.Errorf("%s: got %v, %v, want one answer", name, a.msg, err)
 				}
@@ -278,7 +285,7 @@ func TestExchangeForeign(t *testing.T) {
 			u := testUpstream(t)
 			b := testBackend(t, u, at)
 			u.use(b)
-			a, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
+			a, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
 			if err != nil || a.msg.Rcode != dns.RcodeNotZone {
 				t.Fatalf("got %v, %v, want the right answer", a.msg, err)
 			}
@@ -302,10 +309,10 @@ func TestExchangeLate(t *testing.T) {
 	})
 	u := testUpstream(t)
 	u.use(testBackend(t, u, at))
-	if _, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(20*time.Millisecond), false, false); !errors.Is(err, errTimeout) {
+	if _, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(20*time.Millisecond), false, false); !errors.Is(err, errTimeout) {
 		t.Fatalf("got error %v, want %v", err, errTimeout)
 	}
-	a, err := u.exchange(t.Context(), question("b.test.", dns.TypeA), in(5*time.Second), false, false)
+	a, err := u.exchange(served(t), question("b.test.", dns.TypeA), in(5*time.Second), false, false)
 	if err != nil || a.msg.Question[0].Name != "b.test." {
 		t.Fatalf("got %v, %v, want an answer for b.test.", a.msg, err)
 	}
@@ -318,7 +325,7 @@ func TestExchangeMalformed(t *testing.T) {
 	})
 	u := testUpstream(t)
 	u.use(testBackend(t, u, at))
-	_, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
+	_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
 	if err == nil || !strings.Contains(err.Error(), "malformed answer") {
 		t.Errorf("got error %v, want a malformed answer", err)
 	}
@@ -331,16 +338,19 @@ func TestExchangeRetransmits(t *testing.T) {
 			echo(conn, from, packet)
 		}
 	})
-	u := testUpstream(t)
-	u.use(testBackend(t, u, at))
-	if _, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
-		t.Fatalf("exchange: %v", err)
-	}
-	if got := u.retransmitted.Load(); got != 2 {
-		t.Errorf("got %d retransmitted, want 2", got)
-	}
-	if u.resent.Load() != 0 || u.held.Load() != 0 {
-		t.Errorf("got %d resent, %d held, want none", u.resent.Load(), u.held.Load())
+	for _, ctx := range []context.Context{served(t), t.Context()} {
+		packets.Store(0)
+		u := testUpstream(t)
+		u.use(testBackend(t, u, at))
+		if _, err := u.exchange(ctx, question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
+			t.Fatalf("exchange: %v", err)
+		}
+		if got := u.retransmitted.Load(); got != 2 {
+			t.Errorf("got %d retransmitted, want 2", got)
+		}
+		if u.resent.Load() != 0 || u.held.Load() != 0 {
+			t.Errorf("got %d resent, %d held, want none", u.resent.Load(), u.held.Load())
+		}
 	}
 }
 
@@ -368,7 +378,7 @@ func TestExchangeDeadline(t *testing.T) {
 			u := testUpstream(t)
 			tc.setup(u)
 			start := time.Now()
-			_, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(tc.budget), false, tc.giveUp)
+			_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(tc.budget), false, tc.giveUp)
 			if !errors.Is(err, tc.want) {
 				t.Errorf("got error %v, want %v", err, tc.want)
 			}
@@ -386,7 +396,7 @@ func TestExchangeDownWakes(t *testing.T) {
 	u := testUpstream(t)
 	errs := make(chan error)
 	go func() {
-		_, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(time.Hour), false, true)
+		_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(time.Hour), false, true)
 		errs <- err
 	}()
 	eventually(t, "the query waits", func() bool { return u.held.Load() == 1 })
@@ -431,7 +441,7 @@ func burst(t *testing.T, u *upstream, n int, budget time.Duration, stream bool) 
 	deadline := in(budget)
 	for i := range n {
 		wg.Go(func() {
-			_, err := u.exchange(t.Context(), question(fmt.Sprintf("q%d.test.", i), dns.TypeA), deadline, stream, false)
+			_, err := u.exchange(served(t), question(fmt.Sprintf("q%d.test.", i), dns.TypeA), deadline, stream, false)
 			if err != nil {
 				mu.Lock()
 				errs = append(errs, err)
@@ -489,7 +499,7 @@ func TestExchangeRefusedByMistake(t *testing.T) {
 	b := testBackend(t, u, at)
 	u.use(b)
 	b.refuse()
-	if _, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
+	if _, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
 		t.Errorf("exchange: %v", err)
 	}
 }
@@ -511,7 +521,7 @@ func TestExchangeHandover(t *testing.T) {
 				default:
 				}
 				name := fmt.Sprintf("q%d.test.", rand.Uint32())
-				a, err := u.exchange(t.Context(), question(name, dns.TypeA), in(10*time.Second), false, false)
+				a, err := u.exchange(served(t), question(name, dns.TypeA), in(10*time.Second), false, false)
 				if err != nil || len(a.msg.Answer) != 1 {
 					t.Errorf("%s: got %v, %v, want one answer", name, a.msg, err)
 				}
@@ -660,13 +670,18 @@ func TestExchangeIDs(t *testing.T) {
 	if err := s.add(q); !errors.Is(err, errBusy) {
 		t.Errorf("add: got error %v, want %v", err, errBusy)
 	}
-	for _, full := range b.sockets {
-		full.waiting = s.waiting
+	for _, full := range b.sockets[1:] {
+		full.waiting = maps.Clone(s.waiting)
 	}
 	u.use(b)
-	_, err := u.exchange(t.Context(), question("a.test.", dns.TypeA), in(100*time.Millisecond), false, false)
+	_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(100*time.Millisecond), false, false)
 	if !errors.Is(err, errTimeout) || !errors.Is(err, errBusy) {
 		t.Errorf("exchange: got error %v, want %v and %v", err, errTimeout, errBusy)
+	}
+	for _, full := range b.sockets[1:] { // a query is told only once that its backend is lost
+		full.mu.Lock()
+		clear(full.waiting)
+		full.mu.Unlock()
 	}
 }
 
@@ -677,7 +692,7 @@ func TestExchangeAllocs(t *testing.T) {
 	m := question("a.test.", dns.TypeA)
 	m.SetEdns0(1232, true)
 	got := testing.AllocsPerRun(1000, func() {
-		if _, err := u.exchange(t.Context(), m, in(5*time.Second), false, false); err != nil {
+		if _, err := u.exchange(served(t), m, in(5*time.Second), false, false); err != nil {
 			t.Fatal(err)
 		}
 	})
