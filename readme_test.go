@@ -54,7 +54,7 @@ func TestReadmeHeadings(t *testing.T) {
 	got := regexp.MustCompile(`(?m)^##? .*$`).FindAllString(text, -1)
 	want := []string{
 		"# nanny", "## Name", "## Description", "## Syntax", "## The directory", "## Metrics", "## Ready", "## Examples",
-		"## Coming from dnsmasq-nanny", "## What is promised", "## Privileges", "## Compilation", "## Bugs", "## See Also",
+		"## Coming from dnsmasq-nanny", "## What is promised", "## Performance", "## Privileges", "## Compilation", "## Bugs", "## See Also",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
