@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -78,6 +79,22 @@ func TestChildDeafToSIGTERM(t *testing.T) {
 	}
 	if !strings.Contains(ch.err.Error(), "killed") {
 		t.Errorf("got %v, want a death by SIGKILL", ch.err)
+	}
+}
+
+// The parent-death signal is tied to the thread that started the child (prctl(2)): the ends of other threads don't matter.
+func TestChildOutlivesThreads(t *testing.T) {
+	ch := startFake(t, "mute", func(string) {})
+	awaitFake(t, ch)
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() { runtime.LockOSThread() }) // the thread ends with the goroutine
+	}
+	wg.Wait()
+	for range 10 {
+		if _, err := ask(ch.addr, versionProbe(), time.Second); err != nil {
+			t.Fatalf("the child is gone: %v", err)
+		}
 	}
 }
 

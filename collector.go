@@ -1,11 +1,9 @@
 package nanny
 
 import (
-	"bytes"
 	"encoding/hex"
 	"errors"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 
@@ -153,18 +151,4 @@ func collect(ch chan<- prometheus.Metric, zones string, sups []*supervisor) {
 			return 0, errors.New("no dnsmasq is in service")
 		},
 	})).Collect(ch)
-}
-
-// countLeases counts the lines of run's lease file, if it serves DHCP.
-func countLeases(run *running) (float64, bool) {
-	if run == nil || run.cfg.leases == "" {
-		return 0, false
-	}
-	data, err := os.ReadFile(run.cfg.leases)
-	if err != nil {
-		return 0, false
-	}
-	n := bytes.Count(data, []byte("\n"))
-	n -= bytes.Count(append([]byte("\n"), data...), []byte("\nduid ")) // the server's own DHCPv6 id
-	return float64(n), true
 }

@@ -33,7 +33,7 @@ type config struct {
 	exclusive []string                     // why two such children may not run side by side; empty: they may
 	priv      privileges
 	warnings  []string
-	leases    string // dnsmasq's lease file; empty: no DHCP
+	leases    leases
 }
 
 // newConfig renders s (nil: no snapshot) for the block sp. The error is a *configError where a file is to blame.
@@ -76,7 +76,7 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 			c.exclusive = append(c.exclusive, fmt.Sprintf("%s in %s", d.name, d.at()))
 		}
 	}
-	c.leases = leaseFile(directives)
+	c.leases = findLeases(directives)
 	if c.priv, err = findPrivileges(directives, port); err != nil {
 		return nil, err
 	}
@@ -120,23 +120,6 @@ func (d directive) at() string {
 
 // watched tells whether d stands in the watched directory.
 func (d directive) watched() bool { return d.file != argsFile && !filepath.IsAbs(d.file) }
-
-// leaseFile gives the file in which dnsmasq keeps its leases, if it serves DHCP.
-func leaseFile(ds []directive) string {
-	file, serves := "/var/lib/misc/dnsmasq.leases", false // dnsmasq's default on Linux
-	for _, d := range ds {
-		switch d.name {
-		case "dhcp-range":
-			serves = true
-		case "dhcp-leasefile", "dhcp-lease":
-			file = d.value
-		}
-	}
-	if !serves {
-		return ""
-	}
-	return file
-}
 
 // isExclusive tells whether two dnsmasq with d may not run side by side, not even for a moment: both would serve
 // DHCP, TFTP or router advertisements, or the second couldn't start.

@@ -1,6 +1,7 @@
 package nanny
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -95,14 +96,24 @@ func (s *staging) write(c *config) (string, error) {
 	return dir, nil
 }
 
-// update brings dir from old's files to next's, each by a rename.
+// update brings dir from old's files to next's, each by a rename. If it fails, dir is as it was.
 func (s *staging) update(dir string, old, next *config) error {
+	const fresh = "~" // dnsmasq skips names that end so
+	var paths []string
 	for path, data := range next.files {
-		full := filepath.Join(dir, path)
-		if err := writeStaged(full+"~", data, next.priv); err != nil { // dnsmasq skips names that end so
+		if was, ok := old.files[path]; ok && bytes.Equal(was, data) {
+			continue
+		}
+		paths = append(paths, filepath.Join(dir, path))
+		if err := writeStaged(paths[len(paths)-1]+fresh, data, next.priv); err != nil {
+			for _, p := range paths {
+				_ = os.Remove(p + fresh)
+			}
 			return fmt.Errorf("staging: %w", err)
 		}
-		if err := os.Rename(full+"~", full); err != nil {
+	}
+	for _, p := range paths {
+		if err := os.Rename(p+fresh, p); err != nil {
 			return fmt.Errorf("staging: %w", err)
 		}
 	}

@@ -142,6 +142,7 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 			t.stage.remove(dir)
 		}
 	}()
+	preparing := cfg.leases.prepare(cfg.priv)
 	for n := 1; ; n++ {
 		addr, err := t.address()
 		if err != nil {
@@ -177,7 +178,7 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 			if strings.Contains(exit.tail, "Address already in use") && !t.spec.listen.IsValid() && n < portTries {
 				continue
 			}
-			err = t.explain(exit, dir)
+			err = cfg.leases.advice(t.explain(exit, dir), cfg.priv, preparing)
 		}
 		if len(cfg.priv.missing) > 0 {
 			err = fmt.Errorf("%w (CoreDNS lacks %s, which this configuration needs)", err, strings.Join(cfg.priv.missing, ", "))

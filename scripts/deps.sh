@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what the tests and `make run` need beside Go, if it is missing: dnsmasq and dig.
-# Where it can't, it says what to install.
+# Installs what the tests and `make run` need beside Go, if it is missing: dnsmasq and dig, and for root's tests on Debian,
+# which make network namespaces, ip, nft and udhcpc. Where it can't, it says what to install.
 set -eu
 
 # Debian keeps dnsmasq in a directory that only root has in $PATH.
@@ -8,12 +8,23 @@ PATH=$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin
 
 have() { command -v "$1" >/dev/null; }
 
-if have dnsmasq && have dig; then
+tools='dnsmasq dig'
+# dnsmasq-base is the program without a service that would take port 53.
+packages='dnsmasq-base bind9-dnsutils'
+if [ "$(id -u)" -eq 0 ] && have apt-get; then
+	tools="$tools ip nft udhcpc"
+	packages="$packages iproute2 nftables udhcpc"
+fi
+missing=
+for tool in $tools; do
+	have "$tool" || missing="$missing $tool"
+done
+if [ -z "$missing" ]; then
 	exit 0
 fi
 
 say() {
-	echo "$0: dnsmasq or dig is missing; install them with: $1" >&2
+	echo "$0: missing:$missing; install with: $1" >&2
 	exit 1
 }
 
@@ -31,13 +42,13 @@ elif ! have apt-get; then
 	say 'the package manager'
 fi
 
-# dnsmasq-base is the program without a service that would take port 53.
 if [ "$(id -u)" -eq 0 ]; then
 	sudo=
 elif have sudo; then
 	sudo=sudo
 else
-	say 'apt-get install dnsmasq-base bind9-dnsutils (as root)'
+	say "apt-get install $packages (as root)"
 fi
 $sudo apt-get update
-$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends dnsmasq-base bind9-dnsutils
+# shellcheck disable=SC2086 # several words
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages

@@ -136,3 +136,13 @@ func within(t *testing.T, limit time.Duration, what string, cond func() bool) ti
 	}
 	return time.Since(start)
 }
+
+// readFile returns what is in a file.
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,86 @@
+package nanny
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// What a killed CoreDNS has left is removed; what another one has in use, and what isn't its own, stays.
+func TestStagingStale(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	inUse, err := newStaging()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inUse.close()
+	stale, elsewhere := filepath.Join(tmp, stagingPrefix+"1"), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(stale, "1", confDir), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(stale, "1", confDir), "a.conf", "old")
+	write(t, stale, lockFile, "")
+	write(t, elsewhere, lockFile, "", "file", "")
+	if err := os.Symlink(elsewhere, filepath.Join(tmp, stagingPrefix+"2")); err != nil {
+		t.Fatal(err)
+	}
+	second, err := newStaging()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.close()
+	for path, want := range map[string]bool{
+		stale: false, second.root: false, inUse.root: true, filepath.Join(elsewhere, "file"): true,
+	} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s: there %t, want %t", path, err == nil, want)
+		}
+	}
+}
+
+// An update that fails leaves what was there, and nothing more.
+func TestStagingUpdateFails(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	s, err := newStaging()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	hosts := func(name string) string { return filepath.Join(hostsDir, name+".hosts") }
+	old := &config{files: map[string][]byte{hosts("a"): []byte("old"), hosts("b"): []byte("old")}}
+	dir, err := s.write(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := &config{files: map[string][]byte{hosts("a"): []byte("new"), hosts("c"): []byte("new"), filepath.Join("gone", "d"): []byte("new")}}
+	want := "a.hosts=old b.hosts=old "
+	for range 20 { // the order of a map differs
+		if err := s.update(dir, old, next); err == nil {
+			t.Fatal("no error, though a file couldn't be written")
+		}
+		if got := contents(t, filepath.Join(dir, hostsDir)); got != want {
+			t.Fatalf("got %s, want %s", got, want)
+		}
+	}
+	delete(next.files, filepath.Join("gone", "d"))
+	if err := s.update(dir, old, next); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := contents(t, filepath.Join(dir, hostsDir)), "a.hosts=new c.hosts=new "; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func contents(t *testing.T, dir string) (text string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		text += fmt.Sprintf("%s=%s ", e.Name(), readText(t, filepath.Join(dir, e.Name())))
+	}
+	return text
+}

@@ -1,0 +1,107 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+)
+
+// TestHabits has what dnsmasq's users are used to, with dnsmasq behind CoreDNS.
+func TestHabits(t *testing.T) {
+	t.Parallel()
+	private := dnsmasq(t, "--host-record=host.corp.example,10.0.0.5")
+	running := func(t *testing.T, files map[string]string) (*coreDNS, string) {
+		t.Helper()
+		dir := configDir(t, files)
+		c := start(t, watching(dir))
+		c.logs.wait(t, 0, "Configuration applied")
+		return c, dir
+	}
+	reverse := func(t *testing.T, c *coreDNS, name string) string {
+		t.Helper()
+		r, err := exchange("udp", c.addr(), question(name, dns.TypePTR))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Answer) == 0 {
+			return dns.RcodeToString[r.Rcode]
+		}
+		return r.Answer[0].(*dns.PTR).Ptr
+	}
+
+	t.Run("bogus-priv and a stub for a private zone", func(t *testing.T) {
+		t.Parallel()
+		c, _ := running(t, map[string]string{
+			"a.conf":      "bogus-priv\n",
+			"stubDomains": fmt.Sprintf(`{"0.0.10.in-addr.arpa": ["127.0.0.1:%d"]}`, private),
+		})
+		if got := reverse(t, c, "5.0.0.10.in-addr.arpa"); got != "host.corp.example." {
+			t.Errorf("got %s, want host.corp.example.", got)
+		}
+		if got := reverse(t, c, "5.1.0.10.in-addr.arpa"); got != "NXDOMAIN" {
+			t.Errorf("got %s for another, want NXDOMAIN", got)
+		}
+	})
+	t.Run("stop-dns-rebind and a stub with private addresses", func(t *testing.T) {
+		t.Parallel()
+		stub := fmt.Sprintf(`{"corp.example": ["127.0.0.1:%d"]}`, private)
+		c, dir := running(t, map[string]string{"a.conf": "stop-dns-rebind\n", "stubDomains": stub})
+		if got := c.says("host.corp.example"); strings.Contains(got, "10.0.0.5") {
+			t.Errorf("got %s", got)
+		}
+		c.logs.wait(t, 0, "[WARNING]", "possible DNS-rebind attack detected: host.corp.example")
+		put(t, dir, "a.conf", "stop-dns-rebind\nrebind-domain-ok=/corp.example/\n")
+		c.waits(t, "host.corp.example", "10.0.0.5")
+	})
+	t.Run("dnssec without a trust anchor", func(t *testing.T) {
+		t.Parallel()
+		c, dir := running(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+		put(t, dir, "b.conf", "dnssec\n") // passes dnsmasq --test
+		c.logs.wait(t, 0, "[ERROR]", "Configuration rejected", "no root trust anchor")
+		c.wants(t, "kept.example", "192.0.2.1")
+	})
+	t.Run("copies that editors and packages leave", func(t *testing.T) {
+		t.Parallel()
+		files := map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"}
+		for _, name := range []string{"a.conf.bak", "a.conf~", ".a.conf.swp", "#a.conf#", "a.conf.dpkg-new", "a.txt", "a.hosts~"} {
+			files[name] = "bogus-option\n"
+		}
+		c, _ := running(t, files)
+		c.wants(t, "kept.example", "192.0.2.1")
+		if errs := c.logs.lines(0, "[ERROR]"); len(errs) > 0 {
+			t.Errorf("errors in the log: %q", errs)
+		}
+	})
+	t.Run("an empty directory", func(t *testing.T) {
+		t.Parallel()
+		dir := filepath.Join(tempDir(t), "config")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		c := start(t, watching(dir, "args --no-resolv --no-hosts --address=/args.example/192.0.2.1"))
+		c.waits(t, "args.example", "192.0.2.1")
+		put(t, dir, "a.conf", "address=/a.example/192.0.2.2\n")
+		c.waits(t, "a.example", "192.0.2.2")
+	})
+	t.Run("10,000 stub domains are few lines in the log", func(t *testing.T) {
+		t.Parallel()
+		var b strings.Builder
+		for i := range 10_000 {
+			fmt.Fprintf(&b, ", \"domain-%d.example\": [\"127.0.0.1:%d\"]", i, private)
+		}
+		c, dir := running(t, map[string]string{"stubDomains": "{" + b.String()[1:] + "}"})
+		for i := range 3 {
+			mark := c.logs.mark()
+			put(t, dir, "a.conf", fmt.Sprintf("address=/n.example/192.0.2.%d\n", i+1))
+			c.waits(t, "n.example", fmt.Sprintf("192.0.2.%d", i+1))
+			c.logs.wait(t, mark, "Configuration applied")
+			if n := len(c.logs.lines(mark)); n > 200 {
+				t.Errorf("%d lines in the log for one change", n)
+			}
+		}
+	})
+}

@@ -1,0 +1,186 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestHostileDirectory puts into the directory what isn't a file that can be read. What is in service stays, and the next
+// good change is applied.
+func TestHostileDirectory(t *testing.T) {
+	t.Parallel()
+	secret := filepath.Join(tempDir(t), "secret")
+	if err := os.WriteFile(secret, []byte("s3cret:x:0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mkfifo := func(path string) error { return syscall.Mkfifo(path, 0o666) }
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			t.Parallel()
+			dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+			port := freePort(t)
+			c := startAs(t, port, server(port, nanny("config "+dir+" 300ms")), u.wrap...)
+			c.waits(t, "kept.example", "192.0.2.1")
+			c.logs.wait(t, 0, "Configuration applied")
+			for i, tt := range []struct {
+				name, file string
+				make       func(path string) error
+				rejected   string // in the error; "": the file is ignored and said
+			}{
+				{"FIFO", "fifo.conf", mkfifo, ""},
+				{"FIFO with a name of kube-dns", "stubDomains", mkfifo, ""},
+				{"socket", "socket.conf", func(path string) error {
+					l, err := net.Listen("unix", path)
+					if err == nil {
+						t.Cleanup(func() { l.Close() })
+					}
+					return err
+				}, ""},
+				{"link to a device that never ends", "zero.hosts", func(path string) error { return os.Symlink("/dev/zero", path) }, ""},
+				{"link to itself", "self.conf", func(path string) error { return os.Symlink("self.conf", path) }, "too many levels"},
+				{"link to nothing", "dangling.conf", func(path string) error { return os.Symlink("nothing", path) }, "no such file"},
+				{"link to another's file", "link.conf", func(path string) error { return os.Symlink(secret, path) }, "link.conf"},
+				{"file for nobody", "closed.conf", func(path string) error { return os.WriteFile(path, []byte("bogus-option\n"), 0) }, "closed.conf"},
+				{"more than 64 MiB", "big.hosts", func(path string) error {
+					if err := os.WriteFile(path, nil, 0o644); err != nil {
+						return err
+					}
+					return os.Truncate(path, 1<<40)
+				}, "more than 64 MiB"},
+			} {
+				t.Run(tt.name, func(t *testing.T) {
+					mark, path := c.logs.mark(), filepath.Join(dir, tt.file)
+					if err := tt.make(path); err != nil {
+						t.Fatal(err)
+					}
+					if tt.rejected == "" {
+						c.logs.wait(t, mark, "[INFO]", tt.file, "is ignored")
+					} else {
+						line := c.logs.wait(t, mark, "[ERROR]", "Configuration rejected, the one before stays in service", tt.rejected)
+						if strings.Contains(line, "s3cret") {
+							t.Errorf("the error shows what is in the file: %s", line)
+						}
+					}
+					c.wants(t, "kept.example", "192.0.2.1")
+					if err := os.Remove(path); err != nil {
+						t.Fatal(err)
+					}
+					put(t, dir, "b.conf", fmt.Sprintf("address=/new.example/198.51.100.%d\n", i+1))
+					c.waits(t, "new.example", fmt.Sprintf("198.51.100.%d", i+1))
+					c.wants(t, "kept.example", "192.0.2.1")
+				})
+			}
+			t.Run("a file that can be read later", func(t *testing.T) {
+				path := filepath.Join(dir, "late.conf")
+				if err := os.WriteFile(path, []byte("address=/late.example/192.0.2.9\n"), 0); err != nil {
+					t.Fatal(err)
+				}
+				if u.wrap != nil {
+					c.logs.wait(t, 0, "[ERROR]", "late.conf", "permission denied")
+				}
+				if err := os.Chmod(path, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				c.waits(t, "late.example", "192.0.2.9")
+			})
+			t.Run("a file in the directory's place", func(t *testing.T) {
+				mark := c.logs.mark()
+				if err := os.Rename(dir, dir+".away"); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(dir, []byte("address=/kept.example/192.0.2.66\n"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				c.logs.wait(t, mark, "[ERROR]", "Configuration rejected, the one before stays in service", "not a directory")
+				c.wants(t, "kept.example", "192.0.2.1")
+				if err := os.Remove(dir); err != nil {
+					t.Fatal(err)
+				}
+				put(t, dir+".away", "b.conf", "address=/new.example/198.51.100.200\n")
+				if err := os.Rename(dir+".away", dir); err != nil {
+					t.Fatal(err)
+				}
+				c.waits(t, "new.example", "198.51.100.200")
+			})
+			c.child(t)
+		})
+	}
+}
+
+// TestStagingFull has no room for what a change needs, with a swap and in place.
+func TestStagingFull(t *testing.T) {
+	t.Parallel()
+	needs(t, "unshare")
+	for _, tt := range []struct{ name, property string }{
+		{"swap", "timeout 5s"},
+		{"in place", fmt.Sprintf("listen 127.0.0.1:%d", freePort(t))},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n", "a.hosts": "192.0.2.2 host.example\n"})
+			port := freePort(t)
+			c := startAs(t, port, server(port, watching(dir, tt.property)),
+				"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size=64k,mode=1777 tmpfs "$TMPDIR" && exec "$@"`, "sh")
+			c.waits(t, "kept.example", "192.0.2.1")
+			c.logs.wait(t, 0, "Configuration applied")
+			child := c.child(t)
+
+			put(t, dir, "b.hosts", "192.0.2.3 small.example\n"+strings.Repeat("#"+strings.Repeat("x", 99)+"\n", 2000))
+			c.logs.wait(t, 0, "[ERROR]", "Configuration not applied, to be tried again", "b.hosts", "no space left on device")
+			c.wants(t, "kept.example", "192.0.2.1")
+			c.wants(t, "host.example", "192.0.2.2")
+			if now := c.child(t); now.pid != child.pid {
+				t.Errorf("got pid %d, want %d: nothing was to happen", now.pid, child.pid)
+			}
+			remove(t, dir, "b.hosts")
+			put(t, dir, "a.hosts", "192.0.2.4 host.example\n")
+			c.waits(t, "host.example", "192.0.2.4")
+			c.wants(t, "small.example", "REFUSED")
+			c.wants(t, "kept.example", "192.0.2.1")
+		})
+	}
+}
+
+// TestNoInotify has no watches left. A user namespace has its own number of them.
+func TestNoInotify(t *testing.T) {
+	t.Parallel()
+	needs(t, "unshare", "setpriv")
+	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+	port := freePort(t)
+	// Without CAP_SETUID, as the namespace has no user but root for dnsmasq.
+	c := startAs(t, port, server(port, nanny("config "+dir+" 300ms")),
+		"unshare", "-U", "-r", "sh", "-c", `echo 0 >/proc/sys/user/max_inotify_watches && exec setpriv --bounding-set=-setuid "$@"`, "sh")
+	c.waits(t, "kept.example", "192.0.2.1")
+	c.logs.wait(t, 0, "[WARNING]", "No change notifications for "+dir+", looking at it at intervals only: no space left on device")
+	put(t, dir, "b.conf", "address=/new.example/192.0.2.2\n")
+	c.waits(t, "new.example", "192.0.2.2")
+	if n := len(c.logs.lines(0, "No change notifications")); n != 1 {
+		t.Errorf("said %d times, want once", n)
+	}
+}
+
+// TestOddNames has file names that mean something to a shell, to dnsmasq's command line or to its configuration.
+func TestOddNames(t *testing.T) {
+	t.Parallel()
+	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+	c := start(t, watching(dir))
+	c.waits(t, "kept.example", "192.0.2.1")
+	for i, name := range []string{"a,b", "a b", "a#b", "#a", "a'b", `a"b`, `a\b`, "a;b", "$(false)", "-a", "a=b", "*", "%s%n", "\u00e4"} {
+		name, address := name+".conf", fmt.Sprintf("192.0.2.%d", i+2)
+		put(t, dir, name, "address=/new.example/"+address+"\n")
+		c.waits(t, "new.example", address)
+		remove(t, dir, name)
+	}
+	put(t, dir, "a\nconf-file=b.conf", "address=/new.example/192.0.2.66\n")
+	put(t, dir, "b.conf", "address=/last.example/192.0.2.1\n")
+	c.waits(t, "last.example", "192.0.2.1")
+	c.wants(t, "new.example", "REFUSED")
+	if errs := c.logs.lines(0, "[ERROR]"); len(errs) > 0 {
+		t.Errorf("errors in the log: %q", errs)
+	}
+}

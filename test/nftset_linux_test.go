@@ -1,0 +1,79 @@
+package test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestNftset starts examples/nftset: what CoreDNS's clients resolve is in the sets.
+func TestNftset(t *testing.T) {
+	t.Parallel()
+	needs(t, "nsenter", "unshare", "ip", "nft")
+	n := newNetns(t, "lo")
+	for _, address := range []string{routerAddr, "198.51.100.53"} {
+		n.run(t, "ip", "address", "add", address+"/32", "dev", "lo")
+	}
+	upstream := exec.Command(n.enter()[0], append(n.enter()[1:], dnsmasqPath(t), "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv",
+		"--no-hosts", "--user=", "--group=", "--pid-file=", "--log-facility=-", "--bind-interfaces", "--listen-address=198.51.100.53",
+		"--address=/updates.example/192.0.2.80", "--address=/updates.example/2001:db8::80", "--address=/other.example/192.0.2.81")...)
+	upstream.WaitDelay = time.Second
+	if err := upstream.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = upstream.Process.Kill()
+		_ = upstream.Wait()
+	})
+	within(t, patience, "the upstream answers", func() (ok bool) {
+		n.do(t, func() { ok = answers("198.51.100.53:53") })
+		return ok
+	})
+
+	example := filepath.Join("..", "examples", "nftset")
+	n.run(t, "nft", "-f", filepath.Join(example, "sets.nft"))
+	dir := filepath.Join(tempDir(t), "config")
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(example, "config"))); err != nil {
+		t.Fatal(err)
+	}
+	corefile, err := os.ReadFile(filepath.Join(example, "Corefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := n.startIn(t, strings.ReplaceAll(string(corefile), "/etc/nanny/nftset", dir), tempDir(t))
+	c.logs.wait(t, 0, "Configuration applied")
+
+	set := func(name string) string { return n.run(t, "nft", "list", "set", "inet", "nanny", name) }
+	if got := set("allow4"); strings.Contains(got, "192.0.2.80") {
+		t.Fatalf("in the set beforehand: %s", got)
+	}
+	for _, name := range []string{"www.updates.example", "other.example"} {
+		if got := n.says(t, "udp", routerAddr+":53", name); !strings.HasPrefix(got, "192.0.2.8") {
+			t.Errorf("%s: got %s", name, got)
+		}
+	}
+	n.do(t, func() { _, err = exchange("udp", routerAddr+":53", question("www.updates.example", 28)) })
+	if err != nil {
+		t.Error(err)
+	}
+	if got := set("allow4"); !strings.Contains(got, "192.0.2.80") || strings.Contains(got, "192.0.2.81") {
+		t.Errorf("got %s, want 192.0.2.80 alone", got)
+	}
+	if got := set("allow6"); !strings.Contains(got, "2001:db8::80") {
+		t.Errorf("got %s, want 2001:db8::80", got)
+	}
+	if bad := c.logs.lines(0, "not permitted"); len(bad) > 0 {
+		t.Errorf("in the log: %q", bad)
+	}
+
+	// A change swaps the process; the new one has the capability, too.
+	put(t, dir, "more.conf", "nftset=/other.example/4#inet#nanny#allow4\n")
+	c.logs.wait(t, 0, "Configuration applied", "+more.conf")
+	within(t, patience, "192.0.2.81 is in the set", func() bool {
+		n.says(t, "udp", routerAddr+":53", "other.example")
+		return strings.Contains(set("allow4"), "192.0.2.81")
+	})
+}
