@@ -18,12 +18,12 @@ const (
 func (c *config) changes(next *config) string {
 	same := func(path string) bool { return bytes.Equal(c.files[path], next.files[path]) }
 	differ := func(path string) bool { return !same(path) }
-	text := "files=" + list(difference(c.sources, next.sources), maxFiles)
+	parts := []string{"files=" + list(difference(c.sources, next.sources), maxFiles)}
 	domains, servers := c.routes(differ)
 	nextDomains, nextServers := next.routes(differ)
 	newDomains, newServers := difference(domains, nextDomains), difference(servers, nextServers)
 	if len(newDomains)+len(newServers) == 0 {
-		return text
+		return parts[0]
 	}
 	stayDomains, stayServers := next.routes(same)
 	for _, what := range []struct {
@@ -33,10 +33,10 @@ func (c *config) changes(next *config) string {
 	}{{"domains", newDomains, stayDomains}, {"servers", newServers, stayServers}} {
 		names := slices.DeleteFunc(what.names, func(name string) bool { _, ok := what.stay[name[1:]]; return ok })
 		if len(names) > 0 {
-			text += fmt.Sprintf(" %s=%q", what.name, list(names, maxNamed))
+			parts = append(parts, fmt.Sprintf("%s=%q", what.name, list(names, maxNamed)))
 		}
 	}
-	return text
+	return strings.Join(parts, " ")
 }
 
 // difference names the keys that differ from a to b in the order of the names, each with what happened to it.
