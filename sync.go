@@ -20,7 +20,7 @@ import (
 
 const (
 	maxConfig   = 64 << 20               // bytes in all files of the directory together
-	readGap     = 10 * time.Millisecond  // between two reads that have to agree
+	readGap     = 25 * time.Millisecond  // between two reads that have to agree
 	readPatient = 250 * time.Millisecond // how long a directory may be broken in the middle of a change
 	readGiveUp  = 5 * time.Second        // how long a directory may keep changing
 )
