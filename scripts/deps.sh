@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what the tests and `make run` need beside Go, if it is missing: dnsmasq and dig, and for root's tests on Debian,
-# which make network namespaces, ip, nft and udhcpc. Where it can't, it says what to install.
+# which make network namespaces and containers, ip, nft, udhcpc, capsh, setcap and systemd-analyze. Where it can't, it says
+# what to install.
 set -eu
 
 # Debian keeps dnsmasq in a directory that only root has in $PATH.
@@ -12,8 +13,8 @@ tools='dnsmasq dig'
 # dnsmasq-base is the program without a service that would take port 53.
 packages='dnsmasq-base bind9-dnsutils'
 if [ "$(id -u)" -eq 0 ] && have apt-get; then
-	tools="$tools ip nft udhcpc"
-	packages="$packages iproute2 nftables udhcpc"
+	tools="$tools ip nft udhcpc capsh setcap systemd-analyze"
+	packages="$packages iproute2 nftables udhcpc libcap2-bin systemd"
 fi
 missing=
 for tool in $tools; do

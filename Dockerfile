@@ -1,0 +1,14 @@
+# CoreDNS with nanny and dnsmasq, as user 65532. The Corefile is /etc/coredns/Corefile.
+FROM golang:1.26-bookworm AS build
+WORKDIR /src
+COPY . .
+RUN CGO_ENABLED=0 GOFLAGS=-buildvcs=false go -C cmd/coredns build -trimpath -ldflags=-s -o /coredns .
+
+FROM debian:12-slim
+COPY scripts/image.sh /tmp/image.sh
+COPY --from=build /coredns /tmp/coredns
+RUN /tmp/image.sh / /tmp/coredns && rm -rf /tmp/image.sh /tmp/coredns /var/lib/apt/lists/*
+USER 65532:65532
+EXPOSE 53/udp 53/tcp
+ENTRYPOINT ["/usr/bin/coredns"]
+CMD ["-conf", "/etc/coredns/Corefile"]
