@@ -30,6 +30,8 @@ test: deps build
 	go test -race -shuffle=on ./...
 	go -C cmd/coredns vet .
 	go -C cmd/coredns test -shuffle=on .
+	go -C deploy/kubernetes vet .
+	go -C deploy/kubernetes test -shuffle=on .
 
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }

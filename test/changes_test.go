@@ -151,7 +151,7 @@ func TestConfigMapSwaps(t *testing.T) {
 
 	n := 1
 	var times []time.Duration
-	for n < 16 {
+	for n < 200 {
 		n++
 		before := c.applied()
 		v.swap(t, keys(n))
@@ -172,10 +172,10 @@ func TestConfigMapSwaps(t *testing.T) {
 
 	t.Run("two within 50 ms", func(t *testing.T) {
 		before := c.applied()
-		v.swap(t, keys(17))
+		v.swap(t, keys(201))
 		time.Sleep(30 * time.Millisecond)
-		v.swap(t, keys(18))
-		c.waits(t, "n.example", "192.0.2.18")
+		v.swap(t, keys(202))
+		c.waits(t, "n.example", "192.0.2.202")
 		c.wants(t, "www.x.example", "192.0.2.2")
 		if got := c.applied() - before; got > 2 {
 			t.Errorf("%d configurations applied for two swaps", got)
@@ -184,7 +184,7 @@ func TestConfigMapSwaps(t *testing.T) {
 	t.Run("a key removed", func(t *testing.T) {
 		c.child(t)
 		before := c.applied()
-		k := keys(19)
+		k := keys(203)
 		delete(k, "n.conf")
 		v.swap(t, k)
 		changed(t, c, before, "n.example", "REFUSED")
@@ -194,8 +194,8 @@ func TestConfigMapSwaps(t *testing.T) {
 		child, before := c.child(t), c.applied()
 		v.swap(t, v.keys)
 		time.Sleep(300 * time.Millisecond) // nothing is to happen
-		v.swap(t, keys(20))
-		changed(t, c, before, "n.example", "192.0.2.20")
+		v.swap(t, keys(204))
+		changed(t, c, before, "n.example", "192.0.2.204")
 		if now := c.child(t); now.pid == child.pid {
 			t.Error("the change after it wasn't applied by a new dnsmasq")
 		}
