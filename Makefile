@@ -1,7 +1,8 @@
 # make         builds bin/coredns: CoreDNS with every stock plugin and nanny
 # make run     serves the example configuration on port 1053
 # make test    runs the tests, with the real dnsmasq
-# make lint    runs the linters and compiles for the other systems
+# make lint    runs the linters and compiles, tests too, for the other systems
+# make man     makes the manual page from README.md
 # make fuzz    runs each fuzz target for FUZZTIME
 # make bench   compares with forward
 # make soak    everything that can happen at random, under load, for DURATION
@@ -12,9 +13,11 @@ SEED ?= 1
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-TARGETS = freebsd/amd64 linux/arm64 linux/mips
+TARGETS = darwin/arm64 freebsd/amd64 linux/arm64 linux/mips
 
-.PHONY: build deps run test lint fuzz bench soak clean
+MAN = man/coredns-nanny.7
+
+.PHONY: build deps run test lint man fuzz bench soak clean
 
 build:
 	go -C cmd/coredns build -o ../../bin/coredns .
@@ -35,13 +38,17 @@ test: deps build
 
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
-	GOOS=darwin go vet ./...
+	scripts/man.sh | diff -u $(MAN) - # else: make man
 	@set -e; for t in $(TARGETS); do \
-		echo "GOOS=$${t%/*} GOARCH=$${t#*/} go build ./..."; \
-		GOOS=$${t%/*} GOARCH=$${t#*/} go build ./...; \
+		echo "GOOS=$${t%/*} GOARCH=$${t#*/} go vet ./..."; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} go vet ./...; \
 	done
 	go run $(STATICCHECK) ./...
 	go run $(GOLANGCI) run ./...
+
+man:
+	scripts/man.sh >$(MAN).new
+	mv $(MAN).new $(MAN)
 
 fuzz: deps
 	@set -e; list=$$(go test -list '^Fuzz' .); \
