@@ -320,10 +320,10 @@ func TestReadmeMetrics(t *testing.T) {
 	}
 }
 
-// TestReadmeTests checks that the tests that the README names exist.
-func TestReadmeTests(t *testing.T) {
+// TestDocsTests checks that the tests that the documents name exist.
+func TestDocsTests(t *testing.T) {
 	var code strings.Builder
-	for _, pattern := range []string{"*_test.go", "test/*_test.go"} {
+	for _, pattern := range []string{"*_test.go", "test/*_test.go", "deploy/kubernetes/*_test.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -332,10 +332,19 @@ func TestReadmeTests(t *testing.T) {
 			code.WriteString(readText(t, f))
 		}
 	}
-	have := firstGroups(`(?m)^func (Test\w+)\(`, code.String())
-	for _, name := range firstGroups("`(Test\\w+)`", readText(t, "README.md")) {
-		if !slices.Contains(have, name) {
-			t.Errorf("the README names %s, which doesn't exist", name)
+	have := firstGroups(`(?m)^func ((?:Test|Fuzz)\w+)\(`, code.String())
+	docs := []string{"README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/migration.md", "deploy/kubernetes/README.md"}
+	for _, doc := range docs {
+		for _, name := range firstGroups("`((?:Test|Fuzz)\\w+)`", readText(t, doc)) {
+			if !slices.Contains(have, name) {
+				t.Errorf("%s names %s, which doesn't exist", doc, name)
+			}
+		}
+	}
+	// Each row of a table in SECURITY.md is a claim, and has its test.
+	for line := range strings.Lines(readText(t, "SECURITY.md")) {
+		if strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "| ---") && !strings.HasSuffix(line, "| tests |\n") && !strings.Contains(line, "`Test") {
+			t.Errorf("SECURITY.md: no test for %s", line)
 		}
 	}
 }
