@@ -10,7 +10,7 @@ work=$(mktemp -d)
 pid=
 version=v0.0.0-$(date -u +%Y%m%d%H%M%S)-newcomer0000
 cache=$(go env GOMODCACHE)
-trap 'if [ -n "$pid" ]; then kill -- "-$pid" && wait "$pid"; fi
+trap 'if [ -n "$pid" ]; then kill -- "-$pid" && wait "$pid" || true; fi
 	set -- "$work" "$cache/$module@$version" "$cache/cache/download/$module/@v/$version".*
 	for path; do if [ -e "$path" ]; then chmod -R u+w "$path" && rm -rf "$path"; fi; done' EXIT
 trap 'exit 1' INT TERM
