@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 dir=$1
 shift
-[ $# -gt 0 ] || set -- amd64 arm64 mips
+[ $# -gt 0 ] || set -- amd64 arm64
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 
