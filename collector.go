@@ -28,12 +28,14 @@ var (
 	descStarts     = desc("starts_total", "Counter of dnsmasq processes started to serve, by reason.", "reason")
 	descExits      = desc("exits_total", "Counter of unexpected ends of dnsmasq.")
 	descReloads    = desc("reloads_total", "Counter of changes of the configuration directory, by result.", "result")
+	descTook       = desc("reload_duration_seconds", "Histogram of the time from a change seen in the directory to the change in service.")
 	descValid      = desc("config_valid", "Whether the configuration directory's newest state is usable.")
 	descHash       = desc("config_hash", "The first 48 bits of the SHA-256 of the configuration in service.")
 	descSuccess    = desc("config_last_success_timestamp_seconds", "Time at which the configuration in service was applied.")
 	descHeld       = desc("requests_held_total", "Counter of queries that waited because no dnsmasq was in service.")
 	descResent     = desc("requests_resent_total", "Counter of queries sent again because their dnsmasq had gone.")
 	descInflight   = desc("inflight_requests", "Queries that wait for dnsmasq's answer.")
+	descLoop       = desc("loop", "Whether dnsmasq forwards to this CoreDNS.")
 	descSize       = desc("dnsmasq_cache_size", "Size of dnsmasq's cache in entries.")
 	descQueries    = desc("dnsmasq_server_queries_total", "Counter of queries that dnsmasq sent to an upstream server.", "to")
 	descFailures   = desc("dnsmasq_server_failures_total", "Counter of queries to an upstream server that failed.", "to")
@@ -71,8 +73,16 @@ func collect(ch chan<- prometheus.Metric, zones string, sups []*supervisor) {
 	}
 	const counter, gauge = prometheus.CounterValue, prometheus.GaugeValue
 
-	up, valid, exits, held, resent, inflight, size, scrapeErrs, leases := 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-	starts, reloads, sum, hasLeases := map[string]float64{}, map[string]float64{}, newTally(), false
+	var reads sync.WaitGroup
+	for _, s := range sups {
+		if run := s.stats.run.Load(); run != nil {
+			reads.Go(func() { s.stats.scraper.scrape(run) })
+		}
+	}
+	reads.Wait()
+
+	up, valid, loop, inflight, size, leases, hasLeases := 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, false
+	sum := newCounts()
 	for _, s := range sups {
 		run := s.stats.run.Load()
 		if run == nil {
@@ -81,50 +91,42 @@ func collect(ch chan<- prometheus.Metric, zones string, sups []*supervisor) {
 		if !s.stats.valid.Load() {
 			valid = 0
 		}
-		exits += float64(s.stats.exits.Load())
-		held += float64(s.up.held.Load())
-		resent += float64(s.up.resent.Load())
+		if s.loop.found.Load() {
+			loop = 1
+		}
 		inflight += float64(s.up.inflight.Load())
-		s.stats.scraper.read(run)
-		t, n, errs := s.stats.scraper.totals()
-		sum.add(t)
+		_, n, _ := s.stats.scraper.totals()
 		size += n
-		scrapeErrs += errs
 		if n, ok := countLeases(run); ok {
 			hasLeases = true
 			leases += n
 		}
-		s.stats.mu.Lock()
-		for reason, n := range s.stats.starts {
-			starts[reason] += float64(n)
-		}
-		for result, n := range s.stats.reloads {
-			reloads[result] += float64(n)
-		}
-		s.stats.mu.Unlock()
+		sum.add(s.counts(), 1)
 	}
 	send(descUp, gauge, up)
 	send(descValid, gauge, valid)
-	send(descExits, counter, exits)
-	send(descHeld, counter, held)
-	send(descResent, counter, resent)
+	send(descLoop, gauge, loop)
 	send(descInflight, gauge, inflight)
-	send(descScrapeErrs, counter, scrapeErrs)
+	send(descExits, counter, sum.exits)
+	send(descHeld, counter, sum.held)
+	send(descResent, counter, sum.resent)
+	send(descScrapeErrs, counter, sum.scrapeErrors)
 	for _, reason := range startReasons {
-		send(descStarts, counter, starts[reason], reason)
+		send(descStarts, counter, sum.starts[reason], reason)
 	}
 	for _, result := range reloadResults {
-		send(descReloads, counter, reloads[result], result)
+		send(descReloads, counter, sum.reloads[result], result)
 	}
+	ch <- sum.took.metric(descTook, zones)
 	if up == 1 {
 		send(descSize, gauge, size)
 	}
 	for metric, d := range descCounters {
-		send(d, counter, sum.counters[metric])
+		send(d, counter, sum.dnsmasq.counters[metric])
 	}
-	for _, to := range slices.Sorted(maps.Keys(sum.servers)) {
-		send(descQueries, counter, sum.servers[to].queries, to)
-		send(descFailures, counter, sum.servers[to].failures, to)
+	for _, to := range slices.Sorted(maps.Keys(sum.dnsmasq.servers)) {
+		send(descQueries, counter, sum.dnsmasq.servers[to].queries, to)
+		send(descFailures, counter, sum.dnsmasq.servers[to].failures, to)
 	}
 	if hasLeases {
 		send(descLeases, gauge, leases)
@@ -141,7 +143,6 @@ func collect(ch chan<- prometheus.Metric, zones string, sups []*supervisor) {
 		send(descSuccess, gauge, float64(success.UnixMilli())/1000)
 	}
 	labels := prometheus.Labels{"zones": zones}
-	prometheus.WrapCollectorWith(labels, s.stats.took).Collect(ch)
 	prometheus.WrapCollectorWith(labels, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{
 		Namespace: prometheus.BuildFQName(plugin.Namespace, subsystem, "dnsmasq"),
 		PidFn: func() (int, error) {

@@ -371,7 +371,7 @@ func (s *supervisor) lost() {
 	if run.taken.Load() {
 		return
 	}
-	s.stats.exits.Add(1)
+	s.stats.exit()
 	s.up.drop(run.backend)
 	s.stats.scraper.end(run)
 	s.stage.remove(run.dir)
@@ -468,7 +468,7 @@ func (s *supervisor) wantPending() {
 }
 
 func (s *supervisor) applied(old *config, o outcome) {
-	s.stats.applied(o)
+	s.stats.applied(o, old == nil)
 	if old == nil {
 		old = &config{}
 	}

@@ -15,7 +15,7 @@ var children = &owner{entries: map[string]*entry{}}
 
 // load is one reading of the Corefile: what all its nanny blocks have in common. It holds the supervisors of its blocks.
 type load struct {
-	parent   *load         // the load that this one is to replace; nil at the first start
+	parent   *load         // the load in service that this one is to replace; nil from then on, and at the first start
 	released chan struct{} // closed when it holds nothing any more
 	once     sync.Once
 	listens  map[netip.AddrPort]*Nanny // fixed addresses and the first block with each
@@ -145,40 +145,67 @@ func (o *owner) shutdown(l *load) error {
 }
 
 // release lets go what l holds and waits for the end of what nobody else holds. What goes on gets the settings that its
-// remaining holder wants.
+// remaining holder wants; what takes the place of what ends goes on with its counts.
 func (o *owner) release(l *load) error {
 	o.mu.Lock()
-	var ending []*entry
+	served := l.parent == nil
+	ending := map[*supervisor][]string{} // with the labels of its blocks
 	goingOn := map[*supervisor]settings{}
 	gone := map[string]bool{}
 	for key, e := range o.entries {
-		if _, ok := e.holds[l]; !ok {
+		held, ok := e.holds[l]
+		if !ok {
 			continue
 		}
-		for _, zones := range e.holds[l].zones {
+		for _, zones := range held.zones {
 			gone[zones] = true
 		}
 		delete(e.holds, l)
 		if len(e.holds) == 0 {
 			delete(o.entries, key)
-			ending = append(ending, e)
+			ending[e.sup] = held.zones
 			continue
 		}
 		for _, h := range e.holds {
 			goingOn[e.sup] = h.set
 		}
 	}
-	for zones := range o.byZones() {
+	for _, e := range o.entries {
+		for h := range e.holds {
+			if h.parent == l {
+				h.parent = nil
+			}
+		}
+	}
+	left := o.byZones()
+	for zones := range left {
 		delete(gone, zones)
+	}
+	var wg sync.WaitGroup
+	for sup, labels := range ending {
+		heirs := map[*supervisor]bool{}
+		for _, zones := range labels {
+			if served && len(left[zones]) > 0 {
+				heirs[left[zones][0]] = true
+			}
+		}
+		counted := sup.counts()
+		for heir := range heirs {
+			heir.inherit(counted)
+		}
+		wg.Go(func() {
+			sup.stop()
+			rest := sup.counts()
+			rest.add(counted, -1)
+			for heir := range heirs {
+				heir.inherit(rest)
+			}
+		})
 	}
 	o.mu.Unlock()
 
 	for zones := range gone {
 		forget(zones)
-	}
-	var wg sync.WaitGroup
-	for _, e := range ending {
-		wg.Go(e.sup.stop)
 	}
 	for sup, set := range goingOn {
 		sup.configure(set)
@@ -188,7 +215,7 @@ func (o *owner) release(l *load) error {
 	return nil
 }
 
-// supervisors gives all supervisors by the zones of the blocks that use them.
+// supervisors gives the supervisors in service by the zones of the blocks that use them.
 func (o *owner) supervisors() map[string][]*supervisor {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -199,7 +226,10 @@ func (o *owner) supervisors() map[string][]*supervisor {
 func (o *owner) byZones() map[string][]*supervisor {
 	m := map[string][]*supervisor{}
 	for _, e := range o.entries {
-		for _, h := range e.holds {
+		for l, h := range e.holds {
+			if l.parent != nil {
+				continue
+			}
 			for _, zones := range h.zones {
 				if !slices.Contains(m[zones], e.sup) {
 					m[zones] = append(m[zones], e.sup)

@@ -224,7 +224,7 @@ coredns_nanny_config_valid{zones="example.org."} 0
 coredns_nanny_exits_total{zones="example.org."} 0
 # HELP coredns_nanny_reloads_total Counter of changes of the configuration directory, by result.
 # TYPE coredns_nanny_reloads_total counter
-coredns_nanny_reloads_total{result="applied",zones="example.org."} 2
+coredns_nanny_reloads_total{result="applied",zones="example.org."} 1
 coredns_nanny_reloads_total{result="failed",zones="example.org."} 0
 coredns_nanny_reloads_total{result="rejected",zones="example.org."} 1
 coredns_nanny_reloads_total{result="unchanged",zones="example.org."} 0

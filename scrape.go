@@ -32,62 +32,71 @@ func newTally() tally {
 	return tally{counters: map[string]float64{}, servers: map[string]serverCounters{}}
 }
 
-// add adds what other counts.
-func (t tally) add(other tally) {
-	for name, n := range other.counters {
-		t.counters[name] += n
+// add adds what other counts, times n.
+func (t tally) add(other tally, n float64) {
+	for name, count := range other.counters {
+		t.counters[name] += n * count
 	}
 	for to, c := range other.servers {
 		have := t.servers[to]
-		t.servers[to] = serverCounters{have.queries + c.queries, have.failures + c.failures}
+		t.servers[to] = serverCounters{have.queries + n*c.queries, have.failures + n*c.failures}
+	}
+}
+
+// keep keeps what an earlier reading has that t hasn't: a server that is gone, or what another scrape has read since.
+func (t tally) keep(earlier tally) {
+	for name, count := range earlier.counters {
+		t.counters[name] = max(t.counters[name], count)
+	}
+	for to, c := range earlier.servers {
+		have := t.servers[to]
+		t.servers[to] = serverCounters{max(have.queries, c.queries), max(have.failures, c.failures)}
 	}
 }
 
 // scraper reads dnsmasq's statistics and adds up those of a supervisor's children.
 type scraper struct {
 	mu     sync.Mutex
-	wanted bool             // somebody scrapes
 	past   tally            // of children that have ended
 	now    map[*child]tally // of the others, as last read
 	size   float64          // of the newest child's cache
 	errors float64
 }
 
-// read asks run for its statistics. A child that doesn't answer within scrapeTime costs its new counts only.
-func (s *scraper) read(run *running) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.wanted = true
-	s.readLocked(run)
+// scrape reads run's statistics for somebody who wants them now.
+func (s *scraper) scrape(run *running) {
+	if err := s.read(run); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.errors++
+	}
 }
 
-func (s *scraper) readLocked(run *running) {
-	if run == nil || run.counted {
-		return
-	}
+// read asks run for its statistics, without the lock: a hung child takes scrapeTime.
+func (s *scraper) read(run *running) error {
 	t, size, err := askStatistics(run)
 	if err != nil {
-		s.errors++
-		return
+		return err
 	}
-	s.now[run.child], s.size = t, size
-}
-
-// end adds what run has counted to the past; where somebody scrapes, a child that still answers is read once more.
-func (s *scraper) end(run *running) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if run.counted {
-		return
+	if !run.counted {
+		t.keep(s.now[run.child])
+		s.now[run.child], s.size = t, size
 	}
+	return nil
+}
+
+// end adds what run has counted to the past; a child that still answers is read once more.
+func (s *scraper) end(run *running) {
 	select {
 	case <-run.child.done:
 	default:
-		if s.wanted {
-			s.readLocked(run)
-		}
+		_ = s.read(run) // what was read before stands
 	}
-	s.past.add(s.now[run.child])
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.past.add(s.now[run.child], 1)
 	delete(s.now, run.child)
 	run.counted = true
 }
@@ -97,9 +106,9 @@ func (s *scraper) totals() (sum tally, size, errors float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sum = newTally()
-	sum.add(s.past)
+	sum.add(s.past, 1)
 	for _, t := range s.now {
-		sum.add(t)
+		sum.add(t, 1)
 	}
 	return sum, s.size, s.errors
 }
@@ -135,10 +144,12 @@ func askStatistics(run *running) (t tally, size float64, err error) {
 	}
 	size = number("cachesize.bind.")
 	for metric, name := range chaosCounters {
+		probes := float64(run.probes.Load()) // dnsmasq counts each such question as a hit
 		t.counters[metric] = number(name)
+		if metric == "cache_hits_total" {
+			t.counters[metric] = max(0, t.counters[metric]-probes)
+		}
 	}
-	// dnsmasq counts each such question as a hit.
-	t.counters["cache_hits_total"] = max(0, t.counters["cache_hits_total"]-float64(run.probes.Load()))
 	for _, s := range ask("servers.bind.") { // "127.0.0.1#53 3 0": address, queries sent, failed
 		if f := strings.Fields(s); len(f) == 3 {
 			queries, _ := strconv.ParseFloat(f[1], 64)

@@ -4,11 +4,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/coredns/coredns/plugin"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // stats is what a supervisor tells of itself.
@@ -16,30 +11,18 @@ type stats struct {
 	run     atomic.Pointer[running] // the child in service; nil: none
 	valid   atomic.Bool             // the directory's newest state is usable
 	started atomic.Int64            // children started, for whatever reason
-	exits   atomic.Int64
-	held    atomic.Bool // a change waits because of reload off
+	held    atomic.Bool             // a change waits because of reload off
 
 	scraper scraper
-	took    prometheus.Histogram // of changes applied
 
 	mu      sync.Mutex
-	starts  map[string]uint64 // by reason
-	reloads map[string]uint64 // by result
-	version string            // in service
-	success time.Time         // of the last change applied
+	counts  counts    // but for what the upstream and the scraper count
+	version string    // in service
+	success time.Time // of the last change applied
 }
 
 func newStats() *stats {
-	return &stats{
-		scraper: scraper{past: newTally(), now: map[*child]tally{}},
-		starts:  map[string]uint64{},
-		reloads: map[string]uint64{},
-		took: promauto.With(nil).NewHistogram(prometheus.HistogramOpts{
-			Namespace: plugin.Namespace, Subsystem: subsystem, Name: "reload_duration_seconds",
-			Buckets: prometheus.ExponentialBuckets(0.01, 2, 12),
-			Help:    "Histogram of the time from a change seen in the directory to the change in service.",
-		}),
-	}
+	return &stats{scraper: scraper{past: newTally(), now: map[*child]tally{}}, counts: newCounts()}
 }
 
 // start counts a child that was started.
@@ -47,13 +30,20 @@ func (s *stats) start(reason string) {
 	s.started.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.starts[reason]++
+	s.counts.starts[reason]++
+}
+
+// exit counts a child that ended unexpectedly.
+func (s *stats) exit() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.exits++
 }
 
 func (s *stats) reload(result string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reloads[result]++
+	s.counts.reloads[result]++
 }
 
 // looked notes what the directory holds.
@@ -67,15 +57,17 @@ func (s *stats) looked(l look) {
 	}
 }
 
-// applied notes a change that is in service.
-func (s *stats) applied(o outcome) {
+// applied notes a configuration that is in service. The first one changes nothing, so it isn't counted.
+func (s *stats) applied(o outcome, first bool) {
 	s.mu.Lock()
 	s.version, s.success = o.cfg.version, time.Now()
+	if !first {
+		s.counts.took.observe(o.took)
+		s.counts.reloads["applied"]++
+	}
 	s.mu.Unlock()
 	s.valid.Store(true)
 	s.held.Store(false)
-	s.took.Observe(o.took.Seconds())
-	s.reload("applied")
 }
 
 // refused notes a change that isn't.
