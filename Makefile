@@ -1,7 +1,7 @@
 # make         builds bin/coredns: CoreDNS with every stock plugin and nanny
 # make run     serves the example configuration on port 1053
 # make test    runs the tests, with the real dnsmasq
-# make lint    runs the linters and compiles, tests too, for the other systems
+# make lint    runs the linters and checks the types, of the tests too, for the other systems
 # make man     makes the manual page from README.md
 # make fuzz    runs each fuzz target for FUZZTIME
 # make bench   compares with forward
@@ -14,6 +14,8 @@ SEED ?= 1
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 TARGETS = darwin/arm64 freebsd/amd64 linux/arm64 linux/mips
+# An analyzer that reads all dependencies as source, so that another system takes seconds: go vet would compile them.
+TYPECHECK = golang.org/x/tools/go/analysis/passes/lostcancel/cmd/lostcancel@v0.52.0
 
 MAN = man/coredns-nanny.7
 
@@ -39,9 +41,10 @@ test: deps build
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
 	scripts/man.sh | diff -u $(MAN) - # else: make man
+	GOBIN=$(CURDIR)/bin go install $(TYPECHECK)
 	@set -e; for t in $(TARGETS); do \
-		echo "GOOS=$${t%/*} GOARCH=$${t#*/} go vet ./..."; \
-		GOOS=$${t%/*} GOARCH=$${t#*/} go vet ./...; \
+		echo "GOOS=$${t%/*} GOARCH=$${t#*/} bin/lostcancel ./..."; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} bin/lostcancel ./...; \
 	done
 	go run $(STATICCHECK) ./...
 	go run $(GOLANGCI) run ./...
