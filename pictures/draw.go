@@ -108,8 +108,8 @@ func (p *panel) draw(b *bytes.Buffer, events []event, length time.Duration) {
 			for i, v := range over {
 				fmt.Fprintf(&path, "%s%s %s", pick(i == 0, "M", "L"), short(xOf(time.Duration(i)*p.step())), short(yOf(v)))
 			}
-			for i := len(under) - 1; i >= 0; i-- {
-				fmt.Fprintf(&path, "L%s %s", short(xOf(time.Duration(i)*p.step())), short(yOf(under[i])))
+			for i, v := range slices.Backward(under) {
+				fmt.Fprintf(&path, "L%s %s", short(xOf(time.Duration(i)*p.step())), short(yOf(v)))
 			}
 			fmt.Fprintf(b, `<path d="%sz" fill="%s" fill-opacity=".35"/>`+"\n", path.String(), colour)
 			under = over

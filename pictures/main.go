@@ -85,8 +85,8 @@ func run(ctx context.Context) error {
 			return 0, err
 		}
 		processes.Go(func() {
-			err := cmd.Wait()
-			cancel(fmt.Errorf("%s has ended: %v", name, err)) // nil, too, is too early
+			_ = cmd.Wait()
+			cancel(fmt.Errorf("%s has ended: %s", name, cmd.ProcessState))
 		})
 		return cmd.Process.Pid, nil
 	}
