@@ -5,6 +5,7 @@
 # make man     makes the manual page from README.md
 # make fuzz    runs each fuzz target for FUZZTIME
 # make bench   compares with forward
+# make pictures  draws docs/monitoring.svg anew, from a Prometheus that scrapes bin/coredns
 # make soak    everything that can happen at random, under load, for DURATION
 
 FUZZTIME ?= 20s
@@ -19,7 +20,7 @@ TYPECHECK = golang.org/x/tools/go/analysis/passes/lostcancel/cmd/lostcancel@v0.5
 
 MAN = man/coredns-nanny.7
 
-.PHONY: build deps run test lint man fuzz bench soak clean
+.PHONY: build deps run test lint man fuzz bench pictures soak clean
 
 build:
 	go -C cmd/coredns build -o ../../bin/coredns .
@@ -62,6 +63,10 @@ fuzz: deps
 
 bench: deps build
 	@scripts/bench.sh
+
+pictures: deps build
+	go build -o bin/pictures ./pictures
+	bin/pictures
 
 soak: deps build
 	go test ./test -count=1 -timeout 0 -v -run '^TestSoak$$' -soak $(DURATION) -seed $(SEED)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the tests and `make run` need beside Go, if it is missing: dnsmasq and dig, and for root's tests on Debian,
-# which make network namespaces and containers, ip, nft, udhcpc, capsh, setcap and systemd-analyze. Where it can't, it says
-# what to install.
+# which make network namespaces and containers, ip, nft, udhcpc, capsh, setcap and systemd-analyze, and Prometheus with
+# promtool. Where it can't, it says what to install.
 set -eu
 
 # Debian keeps dnsmasq in a directory that only root has in $PATH.
@@ -13,7 +13,7 @@ tools='dnsmasq dig'
 # dnsmasq-base is the program without a service that would take port 53.
 packages='dnsmasq-base bind9-dnsutils'
 if [ "$(id -u)" -eq 0 ] && have apt-get; then
-	tools="$tools ip nft udhcpc capsh setcap systemd-analyze"
+	tools="$tools ip nft udhcpc capsh setcap systemd-analyze prometheus promtool"
 	packages="$packages iproute2 nftables udhcpc libcap2-bin systemd"
 fi
 missing=
@@ -53,3 +53,13 @@ fi
 $sudo apt-get update
 # shellcheck disable=SC2086 # several words
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages
+
+# The package itself would start a server, now and at each boot.
+if [ "$(id -u)" -eq 0 ] && ! { have prometheus && have promtool; }; then
+	dir=$(mktemp -d)
+	trap 'rm -rf "$dir"' EXIT
+	cd "$dir"
+	apt-get download prometheus
+	dpkg-deb --fsys-tarfile prometheus_*.deb |
+		tar -x -C /usr/local/bin --strip-components=3 ./usr/bin/prometheus ./usr/bin/promtool
+fi

@@ -8,7 +8,7 @@ printf '%s\n' '.\" Made from README.md by `make man`.'
 {
 	echo '% "COREDNS-NANNY" "7" "" "CoreDNS" "CoreDNS Plugins"'
 	echo
-	sed -n '/^## Name$/,$p' README.md | sed -e '/^<!--/d' -e 's/^##/#/'
+	sed -n '/^## Name$/,$p' README.md | sed -e '/^<!--/d' -e '/^!\[/d' -e 's/^##/#/'
 } | awk -F ' *[|] *' '
 	/^~~~/ { code = !code }
 	code || !/^[|]/ { print; rows = 0; next }
