@@ -20,7 +20,7 @@ TYPECHECK = golang.org/x/tools/go/analysis/passes/lostcancel/cmd/lostcancel@v0.5
 
 MAN = man/coredns-nanny.7
 
-.PHONY: build deps run test lint man fuzz bench pictures soak clean
+.PHONY: build deps deps-tests run test lint man fuzz bench pictures soak clean
 
 build:
 	go -C cmd/coredns build -o ../../bin/coredns .
@@ -28,10 +28,13 @@ build:
 deps:
 	@scripts/deps.sh
 
+deps-tests:
+	@scripts/deps.sh tests
+
 run: deps build
 	@scripts/run.sh
 
-test: deps build
+test: deps-tests build
 	go vet ./...
 	go test -race -shuffle=on ./...
 	go -C cmd/coredns vet .
@@ -64,11 +67,11 @@ fuzz: deps
 bench: deps build
 	@scripts/bench.sh
 
-pictures: deps build
+pictures: deps-tests build
 	go build -o bin/pictures ./pictures
 	bin/pictures
 
-soak: deps build
+soak: deps-tests build
 	go test ./test -count=1 -timeout 0 -v -run '^TestSoak$$' -soak $(DURATION) -seed $(SEED)
 
 clean:

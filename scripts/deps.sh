@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what the tests and `make run` need beside Go, if it is missing: dnsmasq and dig, and for root's tests on Debian,
-# which make network namespaces and containers, ip, nft, udhcpc, capsh, setcap and systemd-analyze, and Prometheus with
-# promtool. Where it can't, it says what to install.
+# Installs what `make run` needs beside Go, if it is missing: dnsmasq and dig. With the argument "tests", what root's tests
+# on Debian need, too: they make network namespaces and containers (ip, nft, udhcpc, capsh, setcap), and ask systemd-analyze
+# and Prometheus. Where it can't, it says what to install.
 set -eu
 
 # Debian keeps dnsmasq in a directory that only root has in $PATH.
@@ -12,7 +12,9 @@ have() { command -v "$1" >/dev/null; }
 tools='dnsmasq dig'
 # dnsmasq-base is the program without a service that would take port 53.
 packages='dnsmasq-base bind9-dnsutils'
-if [ "$(id -u)" -eq 0 ] && have apt-get; then
+tests=
+if [ "${1:-}" = tests ] && [ "$(id -u)" -eq 0 ] && have apt-get; then
+	tests=yes
 	tools="$tools ip nft udhcpc capsh setcap systemd-analyze prometheus promtool"
 	packages="$packages iproute2 nftables udhcpc libcap2-bin systemd"
 fi
@@ -55,7 +57,7 @@ $sudo apt-get update
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages
 
 # The package itself would start a server, now and at each boot.
-if [ "$(id -u)" -eq 0 ] && ! { have prometheus && have promtool; }; then
+if [ -n "$tests" ] && ! { have prometheus && have promtool; }; then
 	dir=$(mktemp -d)
 	trap 'rm -rf "$dir"' EXIT
 	cd "$dir"

@@ -179,7 +179,7 @@ func promtool(t *testing.T, stdin string, args ...string) {
 		if os.Geteuid() != 0 && os.Getenv("CI") == "" {
 			t.Skip("promtool isn't installed: ", err)
 		}
-		t.Fatalf("%v (scripts/deps.sh installs it)", err)
+		t.Fatalf("%v (scripts/deps.sh tests installs it)", err)
 	}
 	cmd := exec.Command("promtool", args...)
 	cmd.Dir = monitoring
