@@ -7,10 +7,12 @@
 # make bench   compares with forward
 # make pictures  draws docs/monitoring.svg anew, from a Prometheus that scrapes bin/coredns
 # make soak    everything that can happen at random, under load, for DURATION
+# make events  each thing that can happen many times in a row, under load: 5 minutes
 
 FUZZTIME ?= 20s
 DURATION ?= 5m
 SEED ?= 1
+RATE ?= 2000
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -20,7 +22,7 @@ TYPECHECK = golang.org/x/tools/go/analysis/passes/lostcancel/cmd/lostcancel@v0.5
 
 MAN = man/coredns-nanny.7
 
-.PHONY: build deps deps-tests run test lint man fuzz bench pictures soak clean
+.PHONY: build deps deps-tests run test lint man fuzz bench pictures soak events clean
 
 build:
 	go -C cmd/coredns build -o ../../bin/coredns .
@@ -72,7 +74,10 @@ pictures: deps-tests build
 	bin/pictures
 
 soak: deps-tests build
-	go test ./test -count=1 -timeout 0 -v -run '^TestSoak$$' -soak $(DURATION) -seed $(SEED)
+	go test ./test -count=1 -timeout 0 -v -run '^TestSoak$$' -soak $(DURATION) -seed $(SEED) -rate $(RATE)
+
+events: deps-tests build
+	go test ./test -count=1 -timeout 0 -v -run '^TestEvents$$' -full
 
 clean:
 	rm -rf bin

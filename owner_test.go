@@ -2,6 +2,9 @@ package nanny
 
 import (
 	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -258,4 +261,65 @@ coredns_nanny_up{zones="example.org."} 1
 	if n := testutil.CollectAndCount(requestDuration); n != 0 {
 		t.Errorf("%d histograms of a block that is gone", n)
 	}
+}
+
+// After 200 starts and stops, some of a child that isn't ready yet, nothing is left.
+func TestOwnerRounds(t *testing.T) {
+	dir := t.TempDir()
+	tmp, err := os.MkdirTemp("", "") //nolint:usetesting // the child's user has to reach it
+	must(t, err)
+	defer os.RemoveAll(tmp)
+	must(t, os.Chmod(tmp, 0o755))
+	t.Setenv("TMPDIR", tmp)
+	o := newOwnerBench(t)
+	must(t, os.WriteFile(dir+"/a.conf", []byte("address=/a.test/192.0.2.1\n"), 0o644))
+	round := func(i int) {
+		t.Helper()
+		sp := o.spec()
+		sp.dir = dir
+		l, sups := o.load(sp)
+		if i%4 != 0 {
+			awaitRun(t, sups[0])
+		}
+		must(t, o.release(l))
+	}
+	round(1) // what the runtime opens once
+	l, sups := o.load(o.spec())
+	awaitRun(t, sups[0])
+	if n := leftovers(t, tmp); n.processes != 1 || n.staged != 1 {
+		t.Fatalf("with one child: %+v", n)
+	}
+	must(t, o.release(l))
+	before := leftovers(t, tmp)
+	for i := range 200 {
+		round(i)
+	}
+	defer func() { t.Logf("at first %+v, after 200 rounds %+v", before, leftovers(t, tmp)) }()
+	eventually(t, "nothing is left", func() bool { return leftovers(t, tmp) == before })
+}
+
+// leftover counts what a start makes.
+type leftover struct{ goroutines, files, processes, staged int }
+
+func leftovers(t *testing.T, tmp string) leftover {
+	t.Helper()
+	count := func(dir string) int {
+		list, err := os.ReadDir(dir)
+		must(t, err)
+		return len(list)
+	}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	must(t, err)
+	processes := 0
+	for _, path := range stats {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(data), ") ") // state and parent, proc(5)
+		if fields := strings.Fields(rest); len(fields) > 1 && fields[1] == strconv.Itoa(os.Getpid()) {
+			processes++
+		}
+	}
+	return leftover{runtime.NumGoroutine(), count("/proc/self/fd"), processes, count(tmp)}
 }

@@ -13,8 +13,9 @@ import (
 )
 
 const (
+	probeEvery  = 250 * time.Millisecond // where no query is answered
 	probeWait   = 500 * time.Millisecond // for the answer to one probe
-	hungProbes  = 4                      // unanswered in a row: the child is hung (2 s)
+	hungTime    = 2 * time.Second        // without any answer: the child is hung
 	refusedWait = 2 * time.Millisecond   // between probes while nobody has the port yet
 )
 
@@ -82,15 +83,15 @@ func awaitReady(ctx context.Context, ch *child) error {
 	}
 }
 
-// watchdog closes the returned channel when run's child lives but answers nothing: neither a query nor any of
-// hungProbes probes in a row. It ends with the child.
+// watchdog closes the returned channel when run's child lives but has answered neither a query nor a probe for hungTime. It
+// ends with the child.
 func watchdog(run *running, wg *sync.WaitGroup) <-chan struct{} {
 	hung := make(chan struct{})
 	ch, answers := run.child, run.backend.answers
 	wg.Go(func() {
-		tick := time.NewTicker(probeWait)
+		tick := time.NewTicker(probeEvery)
 		defer tick.Stop()
-		seen, missed := answers(), 0
+		seen, last := answers(), time.Now()
 		for {
 			select {
 			case <-ch.done:
@@ -98,15 +99,13 @@ func watchdog(run *running, wg *sync.WaitGroup) <-chan struct{} {
 			case <-tick.C:
 			}
 			if n := answers(); n != seen {
-				seen, missed = n, 0
+				seen, last = n, time.Now()
 				continue
 			}
 			if _, err := ask(ch.addr, versionProbe(), probeWait); err == nil {
 				run.probes.Add(1)
-				missed = 0
-				continue
-			}
-			if missed++; missed == hungProbes {
+				last = time.Now()
+			} else if time.Since(last) >= hungTime {
 				close(hung)
 				return
 			}

@@ -406,49 +406,6 @@ func TestDirectoryComesAndGoes(t *testing.T) {
 	c.wants(t, "args.example", "192.0.2.9")
 }
 
-func TestLongListUnderLoad(t *testing.T) { // alone, as it counts what gets lost
-	var list strings.Builder
-	for i := range 110775 {
-		fmt.Fprintf(&list, "server=/name%d.example/114.114.114.114\n", i)
-	}
-	list.WriteString("address=/list.example/192.0.2.5\n")
-	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
-	c := start(t, watching(dir))
-	c.waits(t, "kept.example", "192.0.2.1")
-	c.logs.wait(t, 0, "Configuration applied")
-	load := c.loads(t, "udp", 300, "www.kept.example")
-
-	put(t, dir, "b.conf", list.String())
-	t.Logf("in service after %s", c.waitsFor(t, 4*patience, "list.example", "192.0.2.5"))
-	c.logs.wait(t, 0, "Configuration applied", "+b.conf")
-	remove(t, dir, "b.conf")
-	t.Logf("out of service after %s", c.waitsFor(t, 4*patience, "list.example", "REFUSED"))
-	flawless(t, load)
-}
-
-func TestManyChangesUnderLoad(t *testing.T) { // alone, too
-	one, two := twoUpstreams(t)
-	stubs := []string{one, two}
-	dir := configDir(t, map[string]string{"stubDomains": one, "a.conf": "address=/kept.example/192.0.2.1\n"})
-	c := start(t, watching(dir))
-	c.waits(t, "www.x.example", "192.0.2.1")
-	loads := []*load{c.loads(t, "udp", 250, "www.kept.example"), c.loads(t, "udp", 250, "www.x.example"), c.loads(t, "tcp", 50, "www.kept.example")}
-	span := 30
-	if testing.Short() {
-		span = 10
-	}
-	for i := range span {
-		put(t, dir, "stubDomains", stubs[(i+1)%2])
-		put(t, dir, "b.conf", fmt.Sprintf("address=/n.example/192.0.2.%d\n", i+1))
-		time.Sleep(time.Second)
-	}
-	c.waits(t, "n.example", fmt.Sprintf("192.0.2.%d", span))
-	flawless(t, loads...)
-	if got := c.applied(); got < span/2 {
-		t.Errorf("%d configurations applied in %d changes", got, span)
-	}
-}
-
 // TestChangesFasterThanApplied also has a dnsmasq that takes its time to stop.
 func TestChangesFasterThanApplied(t *testing.T) {
 	t.Parallel()

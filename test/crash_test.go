@@ -10,29 +10,6 @@ import (
 	"time"
 )
 
-func TestKilledUnderLoad(t *testing.T) {
-	t.Parallel()
-	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
-	c := start(t, watching(dir))
-	c.waits(t, "kept.example", "192.0.2.1")
-	udp, tcp := c.loads(t, "udp", 200, "kept.example"), c.loads(t, "tcp", 20, "kept.example")
-	for range 5 {
-		mark := c.logs.mark()
-		old := c.child(t)
-		kill(t, old.pid, syscall.SIGKILL)
-		c.logs.wait(t, mark, "[ERROR]", "ended unexpectedly", "killed")
-		c.logs.wait(t, mark, "dnsmasq started")
-		if now := c.child(t); now.pid == old.pid {
-			t.Error("the killed dnsmasq still serves")
-		}
-		c.wants(t, "kept.example", "192.0.2.1")
-	}
-	flawless(t, udp, tcp)
-	if c.ended() {
-		t.Error("CoreDNS ended")
-	}
-}
-
 func TestHung(t *testing.T) {
 	t.Parallel()
 	fixed := freePort(t)

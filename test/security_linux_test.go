@@ -22,7 +22,7 @@ func TestLoopbackOnly(t *testing.T) {
 	}
 	n := 0
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
-		data, err := os.ReadFile("/proc/net/" + table)
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", c.child(t).pid, table))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,163 @@
+package test
+
+import (
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var full = flag.Bool("full", false, "TestEvents makes each event as often as it is promised, not a tenth of that, at 2,000 queries/s over UDP and 200 over TCP")
+
+// TestEvents makes one kind of event after the other under load, again and again: no query may get anything but its answer.
+// It is alone, as it counts what gets lost. The longest wait of each kind is printed.
+func TestEvents(t *testing.T) {
+	rate, share := 300, 10
+	if *full {
+		rate, share = 2000, 1
+	}
+	port, fixedPort, monitor := freePort(t), freePort(t), freePort(t)
+	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+	fixedDir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n", "n.hosts": "192.0.2.1 h.example\n"})
+	listen := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	fixed := server(fixedPort, watching(fixedDir, "listen "+listen))
+	corefile := func(properties ...string) string {
+		return server(port, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+watching(dir, properties...)) + fixed
+	}
+	const args = "args --address=/args.example/192.0.2."
+	c := startAs(t, port, corefile(args+"0"))
+	c.waits(t, "kept.example", "192.0.2.1")
+	inPlace := *c
+	inPlace.port = fixedPort
+	inPlace.waits(t, "kept.example", "192.0.2.1")
+
+	// serving is the dnsmasq that can be swapped; there is one other, on a fixed address.
+	serving := func(t *testing.T) process {
+		t.Helper()
+		var list []process
+		within(t, patience, "the one dnsmasq of each block", func() bool {
+			list = c.services()
+			return len(list) == 2 && answers(list[0].addr()) && answers(list[1].addr())
+		})
+		if list[0].addr() == listen {
+			return list[1]
+		}
+		return list[0]
+	}
+	ends := func(sig syscall.Signal) func(*testing.T, int) {
+		return func(t *testing.T, _ int) {
+			t.Helper()
+			old := serving(t)
+			kill(t, old.pid, sig)
+			within(t, patience, "another dnsmasq serves", func() bool { return !alive(old.pid) && serving(t).pid != old.pid })
+			if sig == syscall.SIGSTOP { // a query can't wait for two that hang
+				within(t, patience, "what waited is answered", func() bool {
+					return scrape(t, monitor)[`inflight_requests{zones="."}`] <= float64(rate)/20
+				})
+			}
+		}
+	}
+	var took []time.Duration
+	version, args2 := 0, 0
+	change := func(t *testing.T, file, line string, c *coreDNS) {
+		t.Helper()
+		version++
+		d := dir
+		if c == &inPlace {
+			d = fixedDir
+		}
+		put(t, d, file, fmt.Sprintf(line, version%250+1))
+		took = append(took, c.waits(t, "n.example", fmt.Sprintf("192.0.2.%d", version%250+1)))
+	}
+	var list strings.Builder
+	for i := range 110000 {
+		fmt.Fprintf(&list, "server=/name%d.example/192.0.2.53\n", i)
+	}
+	list.WriteString("address=/list.example/192.0.2.5\n")
+
+	for _, event := range []struct {
+		name  string
+		on    *coreDNS
+		times int
+		do    func(t *testing.T, i int)
+	}{
+		{"change, one in five wrong", c, 100, func(t *testing.T, i int) {
+			next := time.Now().Add(600 * time.Millisecond)
+			if i%5 == 3 { // the last one is good
+				mark := c.logs.mark()
+				put(t, dir, "b.conf", "address=/n.example/11.0.0.999\n")
+				c.logs.wait(t, mark, "[ERROR]", "Configuration rejected")
+			} else {
+				change(t, "b.conf", "address=/n.example/192.0.2.%d\n", c)
+			}
+			time.Sleep(time.Until(next))
+		}},
+		{"SIGKILL", c, 50, ends(syscall.SIGKILL)},
+		{"SIGTERM", c, 50, ends(syscall.SIGTERM)},
+		{"SIGSTOP", c, 20, ends(syscall.SIGSTOP)},
+		{"reload of the Corefile", c, 50, func(t *testing.T, i int) {
+			old := serving(t)
+			switch i % 5 {
+			case 0:
+				c.reload(t, corefile(fmt.Sprintf("%s%d", args, args2))+strings.Repeat("#\n", i+1), reloaded)
+			case 1:
+				c.reload(t, corefile("nosuch"), failed)
+			case 2: // other arguments, and a plugin that can't start
+				c.reload(t, corefile(args+"99")+server(takenPort(t), "whoami"), failed)
+			case 3:
+				c.reload(t, corefile("args --address=/args.example/192.0.2.999"), failed)
+			case 4:
+				args2++
+				c.reload(t, corefile(fmt.Sprintf("%s%d", args, args2)), reloaded)
+			}
+			if replaced := serving(t).pid != old.pid; replaced != (i%5 == 4) {
+				t.Errorf("reload %d: replaced: %t", i, replaced)
+			}
+			c.wants(t, "args.example", fmt.Sprintf("192.0.2.%d", args2))
+		}},
+		{"110,000 lines in and out", c, 10, func(t *testing.T, _ int) {
+			put(t, dir, "list.conf", list.String())
+			c.waitsFor(t, 4*patience, "list.example", "192.0.2.5")
+			remove(t, dir, "list.conf")
+			c.waitsFor(t, 4*patience, "list.example", "REFUSED")
+		}},
+		{"change in place", &inPlace, 20, func(t *testing.T, _ int) { change(t, "b.conf", "address=/n.example/192.0.2.%d\n", &inPlace) }},
+		{"change by SIGHUP", &inPlace, 20, func(t *testing.T, i int) {
+			if i == 0 {
+				remove(t, fixedDir, "b.conf")
+			}
+			change(t, "n.hosts", "192.0.2.%d n.example\n", &inPlace)
+		}},
+	} {
+		t.Run(event.name, func(t *testing.T) {
+			took = nil
+			loads := []*load{event.on.loads(t, "udp", rate, "kept.example"), event.on.loads(t, "tcp", rate/10, "kept.example")}
+			times := max(5, event.times/share)
+			if *full {
+				times = event.times
+			}
+			start := time.Now()
+			for i := range times {
+				event.do(t, i)
+			}
+			t.Logf("%d times in %s", times, time.Since(start).Round(time.Millisecond))
+			flawless(t, loads...)
+			if len(took) > 0 {
+				slices.Sort(took)
+				t.Logf("in service after %s, the median", took[len(took)/2])
+				if took[len(took)/2] > usual {
+					t.Errorf("half of the changes take longer than %s", usual)
+				}
+			}
+		})
+	}
+	if got := scrape(t, monitor)[`up{zones="."}`]; got != 1 {
+		t.Errorf("up is %v at the end", got)
+	}
+	if n := len(c.staged(t)); n != 2 {
+		t.Errorf("%d staging directories, want one for each block", n)
+	}
+}
