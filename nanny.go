@@ -19,7 +19,9 @@ const (
 	settledTime = 10 * time.Second // a child that lived so long isn't part of a crash loop
 	minBackoff  = 100 * time.Millisecond
 	maxBackoff  = 10 * time.Second
-	servedLimit = time.Second // the longest pause after a child that had served: queries wait for the next one
+	servedPause = 150 * time.Millisecond // the longest after a child that had served: queries wait for the next one
+	patience    = 64                     // so many of those in a row; then the pauses grow
+	tryLimit    = time.Second            // for an attempt to take the place of a child that has ended
 	portTries   = 5
 	firstLook   = 6 * time.Second // for the directory at the start
 )
@@ -382,16 +384,24 @@ func (s *supervisor) lost() {
 		s.short = 0
 	}
 	if s.short > 1 {
-		wait = backoff(s.short-1, servedLimit)
+		wait = servedBackoff(s.short - 1)
 	}
 	log.Errorf("dnsmasq (pid %d) ended unexpectedly: %v; a new one starts in %s", run.child.pid, run.child.err, seconds(wait))
 	s.wantPending()
 	switch {
 	case s.attempt != nil: // its child takes over; but don't let queries wait for one that takes long
-		s.pause(servedLimit)
+		s.pause(tryLimit)
 	case wait > 0:
 		s.pause(wait)
 	}
+}
+
+// servedBackoff is the pause after n children in a row that had served, but not for long.
+func servedBackoff(n int) time.Duration {
+	if n <= patience {
+		return backoff(n, servedPause)
+	}
+	return backoff(n-patience, maxBackoff)
 }
 
 // backoff is the pause after n failures, n at least 1: doubled from minBackoff to limit, a quarter more or less.

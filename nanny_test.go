@@ -401,18 +401,22 @@ func TestSupervisorStopsWhileStarting(t *testing.T) {
 }
 
 func TestBackoff(t *testing.T) {
+	failed := func(n int) time.Duration { return backoff(n, maxBackoff) }
 	for _, tt := range []struct {
+		pause    func(int) time.Duration
 		n        int
-		limit    time.Duration
 		min, max time.Duration
 	}{
-		{1, maxBackoff, 75 * time.Millisecond, 125 * time.Millisecond},
-		{3, maxBackoff, 300 * time.Millisecond, 500 * time.Millisecond},
-		{100, maxBackoff, 7500 * time.Millisecond, 12500 * time.Millisecond},
-		{100, servedLimit, 750 * time.Millisecond, 1250 * time.Millisecond},
+		{failed, 1, 75 * time.Millisecond, 125 * time.Millisecond},
+		{failed, 3, 300 * time.Millisecond, 500 * time.Millisecond},
+		{failed, 100, 7500 * time.Millisecond, 12500 * time.Millisecond},
+		{servedBackoff, 1, 75 * time.Millisecond, 125 * time.Millisecond},
+		{servedBackoff, 50, 110 * time.Millisecond, 190 * time.Millisecond},
+		{servedBackoff, 67, 300 * time.Millisecond, 500 * time.Millisecond},
+		{servedBackoff, 100, 7500 * time.Millisecond, 12500 * time.Millisecond},
 	} {
-		if d := backoff(tt.n, tt.limit); d < tt.min || d > tt.max {
-			t.Errorf("%d failures, limit %s: got %s, want %s to %s", tt.n, tt.limit, d, tt.min, tt.max)
+		if d := tt.pause(tt.n); d < tt.min || d > tt.max {
+			t.Errorf("%d failures: got %s, want %s to %s", tt.n, d, tt.min, tt.max)
 		}
 	}
 }

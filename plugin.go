@@ -100,7 +100,17 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 		span = span.Tracer().StartSpan("connect", ot.ChildOf(span.Context()))
 		ctx = ot.ContextWithSpan(ctx, span)
 	}
-	a, err := sup.up.exchange(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
+	a, err := sup.up.exchangeWire(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
+	rcode, asIs := 0, false
+	if err == nil {
+		rcode, asIs = rcodeOf(a.wire)
+		asIs = asIs && len(n.tap) == 0 && len(a.wire) <= state.Size() && takesOctets(ctx, w, &state)
+		if !asIs {
+			if err = a.unpack(); err == nil {
+				rcode = a.msg.Rcode
+			}
+		}
+	}
 	if span != nil {
 		if err == nil {
 			otext.PeerAddress.Set(span, a.remote.String())
@@ -119,11 +129,16 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 	if len(n.tap) > 0 {
 		n.toDnstap(ctx, a, state, start)
 	}
-	n.observer.observe(a.msg.Rcode, start)
-	if a.msg.Rcode == dns.RcodeNameError && falls {
+	n.observer.observe(rcode, start)
+	if rcode == dns.RcodeNameError && falls {
 		return plugin.NextOrFailure(n.Name(), n.Next, ctx, w, r)
 	}
-	if err := w.WriteMsg(a.msg); err != nil {
+	if asIs {
+		_, err = w.Write(a.wire)
+	} else {
+		err = w.WriteMsg(a.msg)
+	}
+	if err != nil {
 		return dns.RcodeServerFailure, err
 	}
 	return dns.RcodeSuccess, nil

@@ -84,8 +84,7 @@ func (b *backend) askTCP(ctx context.Context, q *query) (answer, error) {
 			if err == nil {
 				local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 				p.put(c)
-				msg, err := q.unpack()
-				return answer{msg: msg, local: local, remote: b.addr, tcp: true}, err
+				return answer{wire: q.takeReply(), local: local, remote: b.addr, tcp: true}, nil
 			}
 			p.forget(c)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -297,21 +296,15 @@ func (q *query) result(e event) (answer, error) {
 	if e == lost {
 		return answer{}, errLost
 	}
-	msg, err := q.unpack()
-	if err != nil {
-		return answer{}, err
-	}
-	return answer{msg: msg, local: s.local, remote: s.b.addr}, nil
+	return answer{wire: q.takeReply(), local: s.local, remote: s.b.addr}, nil
 }
 
-// unpack unpacks the reply and gives it the client's ID.
-func (q *query) unpack() (*dns.Msg, error) {
-	msg := new(dns.Msg)
-	if err := msg.Unpack(q.reply); err != nil {
-		return nil, fmt.Errorf("malformed answer from dnsmasq: %w", err)
-	}
-	msg.Id = q.id
-	return msg, nil
+// takeReply returns the reply, with the client's ID. q gets another buffer for its next one.
+func (q *query) takeReply() []byte {
+	wire := q.reply
+	q.reply = nil
+	binary.BigEndian.PutUint16(wire, q.id)
+	return wire
 }
 
 // answeredBy tells whether reply, but for its ID, answers q: a response to the same question (RFC

@@ -48,7 +48,8 @@ var (
 
 // answer is what dnsmasq said, with the addresses of the exchange (for dnstap and metadata).
 type answer struct {
-	msg           *dns.Msg
+	wire          []byte   // with the client's ID
+	msg           *dns.Msg // wire unpacked, or nil
 	local, remote netip.AddrPort
 	tcp           bool
 }
@@ -155,12 +156,36 @@ func (u *upstream) close() {
 	}
 }
 
-// exchange sends m to the current backend and returns the answer, with the ID of m. m is only
+// exchange is exchangeWire with the answer unpacked. The error may also say why that is malformed.
+func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
+	a, err := u.exchangeWire(ctx, m, deadline, stream, giveUp)
+	if err == nil {
+		err = a.unpack()
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	return a, nil
+}
+
+// unpack fills a.msg.
+func (a *answer) unpack() error {
+	a.msg = new(dns.Msg)
+	if err := a.msg.Unpack(a.wire); err != nil {
+		return fmt.Errorf("malformed answer from dnsmasq: %w", err)
+	}
+	return nil
+}
+
+// truncated is the flag TC.
+func (a *answer) truncated() bool { return a.wire[2]&0x02 != 0 }
+
+// exchangeWire sends m to the current backend and returns the answer, with the ID of m. m is only
 // read. deadline is the whole budget, waiting for a backend included. stream tells that the client
 // isn't on UDP: a truncated answer is asked again over TCP. With giveUp it doesn't wait for a
 // backend while the upstream is down. The error is that of ctx or wraps errTimeout (asked, not
-// answered), errNoBackend (never asked) or errClosed, or says why m or the answer is malformed.
-func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
+// answered), errNoBackend (never asked) or errClosed, or says why m is malformed.
+func (u *upstream) exchangeWire(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
 	u.inflight.Add(1)
 	defer u.inflight.Add(-1)
 
@@ -175,7 +200,7 @@ func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time,
 		return u.over(ctx, q, (*backend).askTCP)
 	}
 	a, err := u.over(ctx, q, (*backend).ask)
-	if err != nil || !stream || !a.msg.Truncated {
+	if err != nil || !stream || !a.truncated() {
 		return a, err
 	}
 	full, err := u.over(ctx, q, (*backend).askTCP)

@@ -742,7 +742,14 @@ func FuzzReply(f *testing.F) {
 		}
 		a, err := q.result(<-q.done) // as when the deadline meets the answer
 		if err != nil {
+			t.Fatal(err)
+		}
+		rcode, whole := rcodeOf(a.wire)
+		if err := a.unpack(); err != nil {
 			return
+		}
+		if whole && rcode != a.msg.Rcode {
+			t.Errorf("RCODE %d of %v", rcode, a.msg)
 		}
 		if len(a.msg.Question) != 1 {
 			t.Fatalf("got %v, want one question", a.msg)

@@ -1,7 +1,9 @@
 package test
 
 import (
+	"bytes"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,6 +33,32 @@ func same(t *testing.T, c *coreDNS, child, network string, m *dns.Msg) *dns.Msg 
 	return got
 }
 
+// octets is the answer to m over UDP as it comes.
+func octets(t *testing.T, addr string, m *dns.Msg) []byte {
+	t.Helper()
+	packed, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("udp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(queryWait)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write(packed); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, dns.MaxMsgSize)
+	n, err := conn.Read(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return buf[:n]
+}
+
 func TestAnswersAreDnsmasqs(t *testing.T) {
 	t.Parallel()
 	upstream := dnsmasq(t, "--host-record=www.up.example,192.0.2.1,2001:db8::1", "--txt-record=www.up.example,some text",
@@ -44,7 +72,11 @@ func TestAnswersAreDnsmasqs(t *testing.T) {
 		"upstreamNameservers": fmt.Sprintf(`["127.0.0.1:%d"]`, upstream),
 		"lan.hosts":           "192.0.2.7 printer.home.example\n2001:db8::7 printer.home.example\n",
 	})
-	c := start(t, watching(dir))
+	port, second := freePort(t), freePort(t)
+	// Both blocks are the same child. In the second a plugin looks at the answers on their way.
+	c := startAs(t, port, server(port, watching(dir))+server(second, "log . {\nclass error\n}\n"+watching(dir)))
+	looked := *c
+	looked.port = second
 	child := c.child(t).addr()
 
 	variant := func(f func(*dns.Msg)) func(string, uint16) *dns.Msg {
@@ -88,6 +120,7 @@ func TestAnswersAreDnsmasqs(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, v := range variants {
+				same(t, &looked, child, v.network, v.make(tt.query, tt.qtype))
 				got := same(t, c, child, v.network, v.make(tt.query, tt.qtype))
 				if v.name == "udp" && !strings.Contains(got.String(), tt.want) {
 					t.Errorf("got\n%s\nwant %s in it", got, tt.want)
@@ -95,6 +128,16 @@ func TestAnswersAreDnsmasqs(t *testing.T) {
 			}
 		})
 	}
+	t.Run("octets", func(t *testing.T) {
+		m := question("www.UP.example", dns.TypeTXT)
+		m.SetEdns0(1400, true)
+		m.Extra[0].(*dns.OPT).Option = []dns.EDNS0{&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0102030405060708"}}
+		for _, m := range []*dns.Msg{m, question("printer.home.example", dns.TypeA), question("nothing.up.example", dns.TypeA)} {
+			if got, want := octets(t, c.addr(), m), octets(t, child, m); !bytes.Equal(got, want) {
+				t.Errorf("got  %x\nwant %x", got, want)
+			}
+		}
+	})
 	t.Run("version", func(t *testing.T) {
 		for _, name := range []string{"version.bind", "authors.bind", "cachesize.bind"} {
 			m := question(name, dns.TypeTXT)

@@ -1,0 +1,67 @@
+package nanny
+
+import (
+	"context"
+	"encoding/binary"
+	"strings"
+
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/plugin/pkg/transport"
+	"github.com/coredns/coredns/request"
+	"github.com/miekg/dns"
+)
+
+// An answer goes to the client as the octets that dnsmasq sent where nobody between looks at it. Else it is unpacked for
+// the plugins, and packed again by CoreDNS.
+
+// takesOctets tells whether w writes octets to a client on UDP as they are: it is CoreDNS's own, no plugin has wrapped it,
+// and the server is one for plain DNS. QUIC is on UDP too, but has a frame around a message.
+func takesOctets(ctx context.Context, w dns.ResponseWriter, state *request.Request) bool {
+	_, own := w.(*request.ScrubWriter)
+	server, ok := ctx.Value(dnsserver.Key{}).(*dnsserver.Server)
+	return own && ok && state.Proto() == "udp" && strings.HasPrefix(server.Addr, transport.DNS+"://")
+}
+
+// rcodeOf returns the RCODE of a message, that of its OPT record included (RFC 6891, section 6.1.3). It is false unless the
+// octets are exactly a message: what isn't is to be looked at by those who say what is wrong.
+func rcodeOf(wire []byte) (rcode int, ok bool) {
+	if len(wire) < headerSize {
+		return 0, false
+	}
+	count := func(i int) int { return int(binary.BigEndian.Uint16(wire[i:])) }
+	rcode = int(wire[3] & 0xf)
+	at := headerSize
+	for range count(4) {
+		if at = skipName(wire, at) + 4; at > len(wire) {
+			return 0, false
+		}
+	}
+	const fixed = 10 // type, class, TTL and length of the data
+	for range count(6) + count(8) + count(10) {
+		if at = skipName(wire, at); at+fixed > len(wire) {
+			return 0, false
+		}
+		if binary.BigEndian.Uint16(wire[at:]) == dns.TypeOPT {
+			rcode |= int(wire[at+4]) << 4
+		}
+		at += fixed + count(at+8)
+	}
+	return rcode, at == len(wire)
+}
+
+// skipName returns where the name at wire[at] ends, or a place beyond wire.
+func skipName(wire []byte, at int) int {
+	for at < len(wire) {
+		switch c := int(wire[at]); {
+		case c == 0:
+			return at + 1
+		case c >= 0xc0: // a pointer is the end
+			return at + 2
+		case c > 63:
+			return len(wire) + 1
+		default:
+			at += c + 1
+		}
+	}
+	return len(wire) + 1
+}
