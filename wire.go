@@ -3,9 +3,11 @@ package nanny
 import (
 	"context"
 	"encoding/binary"
+	"reflect"
 	"strings"
 
 	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/plugin"
 	"github.com/coredns/coredns/plugin/pkg/transport"
 	"github.com/coredns/coredns/request"
 	"github.com/miekg/dns"
@@ -14,13 +16,36 @@ import (
 // An answer goes to the client as the octets that dnsmasq sent where nobody between looks at it. Else it is unpacked for
 // the plugins, and packed again by CoreDNS.
 
-// takesOctets tells whether w writes octets to a client on UDP as they are: it is CoreDNS's own, no plugin has wrapped it,
-// and the server is one for plain DNS. QUIC is on UDP too, but has a frame around a message.
+// takesOctets tells whether w writes octets to a client on UDP as they are: it is CoreDNS's own, no plugin has wrapped it to
+// see the answer, and the server is one for plain DNS. QUIC is on UDP too, but has a frame around a message.
 func takesOctets(ctx context.Context, w dns.ResponseWriter, state *request.Request) bool {
-	_, own := w.(*request.ScrubWriter)
 	server, ok := ctx.Value(dnsserver.Key{}).(*dnsserver.Server)
-	return own && ok && state.Proto() == "udp" && strings.HasPrefix(server.Addr, transport.DNS+"://")
+	if !ok || state.Proto() != "udp" || !strings.HasPrefix(server.Addr, transport.DNS+"://") {
+		return false
+	}
+	for noter != nil && reflect.TypeOf(w) == noter {
+		w = reflect.ValueOf(w).Elem().FieldByIndex(noted).Interface().(dns.ResponseWriter)
+	}
+	_, own := w.(*request.ScrubWriter)
+	return own
 }
+
+// noter is what CoreDNS wraps a writer in for each plugin, to note which one writes, and noted where the writer is in it.
+// CoreDNS has no name for it.
+var noter, noted = func() (typ reflect.Type, field []int) {
+	see := func(_ context.Context, w dns.ResponseWriter, _ *dns.Msg) (int, error) {
+		t := reflect.TypeOf(w)
+		if t == nil || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
+			return 0, nil
+		}
+		if f, ok := t.Elem().FieldByName("ResponseWriter"); ok && f.Type == reflect.TypeFor[dns.ResponseWriter]() {
+			typ, field = t, f.Index
+		}
+		return 0, nil
+	}
+	_, _ = plugin.NextOrFailure("", plugin.HandlerFunc(see), context.Background(), nil, nil)
+	return typ, field
+}()
 
 // rcodeOf returns the RCODE of a message, that of its OPT record included (RFC 6891, section 6.1.3). It is false unless the
 // octets are exactly a message: what isn't is to be looked at by those who say what is wrong.
