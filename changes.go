@@ -18,7 +18,14 @@ const (
 func (c *config) changes(next *config) string {
 	same := func(path string) bool { return bytes.Equal(c.files[path], next.files[path]) }
 	differ := func(path string) bool { return !same(path) }
-	parts := []string{"files=" + list(difference(c.sources, next.sources), maxFiles)}
+	files := difference(c.sources, next.sources)
+	if len(files) == 0 { // a host name of stubDomains has other addresses, or there are no files yet
+		files = []string{"addresses"}
+		if len(next.sources) == 0 {
+			files = []string{"none"}
+		}
+	}
+	parts := []string{"files=" + list(files, maxFiles)}
 	domains, servers := c.routes(differ)
 	nextDomains, nextServers := next.routes(differ)
 	newDomains, newServers := difference(domains, nextDomains), difference(servers, nextServers)
@@ -60,11 +67,8 @@ func difference[V comparable](a, b map[string]V) []string {
 	return names
 }
 
-// list joins names, limit of them at most; none are a change of nothing but addresses.
+// list joins names, limit of them at most.
 func list(names []string, limit int) string {
-	if len(names) == 0 {
-		return "addresses"
-	}
 	if len(names) > limit {
 		names = append(names[:limit:limit], fmt.Sprintf("and %d more", len(names)-limit))
 	}

@@ -194,6 +194,16 @@ func exampleAnswer(t *testing.T, addr, name string, qtype uint16) string {
 	return strings.TrimPrefix(r.Answer[0].String(), r.Answer[0].Header().String())
 }
 
+// In a Corefile a # begins a comment, within a word, too; so does what the examples show of dnsmasq's ADDRESS#PORT.
+func TestExamplesQuoteHashes(t *testing.T) {
+	quoted, cut := regexp.MustCompile(`"[^"]*"`), regexp.MustCompile(`(?m)^.*[^\s#]#.*$`)
+	for _, path := range append(exampleCorefiles(t), "deploy/kubernetes/base/Corefile") {
+		if line := cut.FindString(quoted.ReplaceAllString(readText(t, path), "")); line != "" {
+			t.Errorf("%s: %s", path, line)
+		}
+	}
+}
+
 func TestReadmeExamplesRun(t *testing.T) {
 	type query struct {
 		name  string

@@ -114,6 +114,9 @@ func (r *resolver) lookup(ctx context.Context, name string) ([]netip.Addr, error
 func lookup(ctx context.Context, r *net.Resolver, name, query string) ([]netip.Addr, error) {
 	addrs, err := r.LookupNetIP(ctx, "ip", query)
 	if err != nil {
+		if dnsErr := (*net.DNSError)(nil); errors.As(err, &dnsErr) && r != net.DefaultResolver {
+			dnsErr.Server = "" // the system's, which wasn't asked
+		}
 		return nil, fmt.Errorf("resolving server %s: %w", name, err)
 	}
 	for i, a := range addrs {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -124,10 +125,14 @@ func (s *socket) deliver(reply []byte) {
 		return
 	}
 	delete(s.waiting, id)
+	alone := len(s.waiting) == 0
 	s.mu.Unlock()
 	s.replies.Add(1)
 	q.reply = append(q.reply[:0], reply...)
 	q.done <- answered
+	if alone {
+		runtime.Gosched() // nothing more to read: q's goroutine goes on first, before read finds that out
+	}
 }
 
 // isRefused tells whether err is the kernel's word that nobody listens at the other end.

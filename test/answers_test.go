@@ -242,12 +242,16 @@ func TestLimits(t *testing.T) {
 		}
 	})
 	t.Run("max_concurrent", func(t *testing.T) {
-		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\" --address=/here.example/192.0.2.1", silent(t)),
+		monitor := freePort(t)
+		c := start(t, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\" --address=/here.example/192.0.2.1", silent(t)),
 			"timeout 2s", "max_concurrent 3"))
 		c.child(t)
 		got := atOnce(c, 10)
 		if got["REFUSED"] != 7 || got["SERVFAIL"] != 3 {
 			t.Errorf("got %v, want 7 times REFUSED and 3 times SERVFAIL", got)
+		}
+		if n := scrape(t, monitor)[`max_concurrent_rejects_total{zones="."}`]; n != 7 {
+			t.Errorf("max_concurrent_rejects_total is %v, want 7", n)
 		}
 		c.wants(t, "www.here.example", "192.0.2.1")
 	})

@@ -76,6 +76,19 @@ func TestHabits(t *testing.T) {
 			t.Errorf("errors in the log: %q", errs)
 		}
 	})
+	t.Run("strict-order", func(t *testing.T) {
+		t.Parallel()
+		answers, none := dnsmasq(t, "--address=/order.example/192.0.2.1"), dnsmasq(t, "--local=/order.example/")
+		c, _ := running(t, map[string]string{
+			"a.conf":              "strict-order\n",
+			"upstreamNameservers": fmt.Sprintf(`["127.0.0.1:%d", "127.0.0.1:%d"]`, answers, none),
+			"stubDomains":         fmt.Sprintf(`{"stub.order.example": ["127.0.0.1:%d", "127.0.0.1:%d"]}`, answers, none),
+		})
+		for i := range 30 {
+			c.wants(t, fmt.Sprintf("n%d.order.example", i), "192.0.2.1")
+			c.wants(t, fmt.Sprintf("n%d.stub.order.example", i), "192.0.2.1")
+		}
+	})
 	t.Run("an empty directory", func(t *testing.T) {
 		t.Parallel()
 		dir := filepath.Join(tempDir(t), "config")
@@ -84,6 +97,7 @@ func TestHabits(t *testing.T) {
 		}
 		c := start(t, watching(dir, "args --no-resolv --no-hosts --address=/args.example/192.0.2.1"))
 		c.waits(t, "args.example", "192.0.2.1")
+		c.logs.wait(t, 0, "Configuration applied", "files=none")
 		put(t, dir, "a.conf", "address=/a.example/192.0.2.2\n")
 		c.waits(t, "a.example", "192.0.2.2")
 	})

@@ -213,6 +213,7 @@ func TestMetadata(t *testing.T) {
 	c := start(t, "metadata\nlog . \"QUERY {name} by {/nanny/upstream} with {/nanny/version}.\"\n"+watching(dir))
 	c.waits(t, "kept.example", "192.0.2.1")
 	for i := range 2 {
+		within(t, patience, "the log says so", func() bool { return c.applied() == i+1 })
 		_, rest, _ := strings.Cut(c.logs.lines(0, "Configuration applied")[i], "version=")
 		version, _, _ := strings.Cut(rest, " ")
 		mark := c.logs.mark()
@@ -222,6 +223,5 @@ func TestMetadata(t *testing.T) {
 			t.Errorf("%q is not a SHA-256", full)
 		}
 		put(t, dir, "a.conf", "address=/kept.example/192.0.2.2\n")
-		within(t, patience, "the change is applied", func() bool { return c.applied() == 2 })
 	}
 }
