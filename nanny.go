@@ -20,7 +20,7 @@ const (
 	minBackoff  = 100 * time.Millisecond
 	maxBackoff  = 10 * time.Second
 	servedPause = 150 * time.Millisecond // the longest after a child that had served: queries wait for the next one
-	patience    = 64                     // so many of those in a row; then the pauses grow
+	patience    = 64                     // so many of those in a row; then the pauses grow, if no query was answered
 	tryLimit    = time.Second            // for an attempt to take the place of a child that has ended
 	portTries   = 5
 	firstLook   = 6 * time.Second // for the directory at the start
@@ -378,10 +378,13 @@ func (s *supervisor) lost() {
 	s.stats.scraper.end(run)
 	s.stage.remove(run.dir)
 	var wait time.Duration
-	if time.Since(run.since) < settledTime {
-		s.short++
-	} else {
+	switch {
+	case time.Since(run.since) >= settledTime:
 		s.short = 0
+	case run.backend.answers() > 0: // it is of use, however often that happens
+		s.short = min(s.short+1, patience)
+	default:
+		s.short++
 	}
 	if s.short > 1 {
 		wait = servedBackoff(s.short - 1)
