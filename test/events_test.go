@@ -81,6 +81,7 @@ func TestEvents(t *testing.T) {
 		do    func(t *testing.T, i int)
 	}{
 		{"change, one in five wrong", c, 100, func(t *testing.T, i int) {
+			t.Helper()
 			next := time.Now().Add(600 * time.Millisecond)
 			if i%5 == 3 { // the last one is good
 				mark := c.logs.mark()
@@ -95,6 +96,7 @@ func TestEvents(t *testing.T) {
 		{"SIGTERM", c, 50, ends(syscall.SIGTERM)},
 		{"SIGSTOP", c, 20, ends(syscall.SIGSTOP)},
 		{"reload of the Corefile", c, 50, func(t *testing.T, i int) {
+			t.Helper()
 			old := serving(t)
 			switch i % 5 {
 			case 0:
@@ -115,6 +117,7 @@ func TestEvents(t *testing.T) {
 			c.wants(t, "args.example", fmt.Sprintf("192.0.2.%d", args2))
 		}},
 		{"reload by the plugin *reload*", c, 10, func(t *testing.T, i int) {
+			t.Helper()
 			reloading := func() string {
 				return strings.Replace(corefile(fmt.Sprintf("%s%d", args, args2)), "errors\n", "errors\nreload 2s 1s\n", 1)
 			}
@@ -126,13 +129,18 @@ func TestEvents(t *testing.T) {
 			c.waits(t, "args.example", fmt.Sprintf("192.0.2.%d", args2))
 		}},
 		{"110,000 lines in and out", c, 10, func(t *testing.T, _ int) {
+			t.Helper()
 			put(t, dir, "list.conf", list.String())
 			c.waitsFor(t, 4*patience, "list.example", "192.0.2.5")
 			remove(t, dir, "list.conf")
 			c.waitsFor(t, 4*patience, "list.example", "REFUSED")
 		}},
-		{"change in place", &inPlace, 20, func(t *testing.T, _ int) { change(t, "b.conf", "address=/n.example/192.0.2.%d\n", &inPlace) }},
+		{"change in place", &inPlace, 20, func(t *testing.T, _ int) {
+			t.Helper()
+			change(t, "b.conf", "address=/n.example/192.0.2.%d\n", &inPlace)
+		}},
 		{"change by SIGHUP", &inPlace, 20, func(t *testing.T, i int) {
+			t.Helper()
 			if i == 0 {
 				remove(t, fixedDir, "b.conf")
 			}

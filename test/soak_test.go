@@ -489,7 +489,10 @@ func (s *soak) goroutines(t *testing.T) int {
 }
 
 // files returns how many files CoreDNS has open.
-func (s *soak) files(t *testing.T) int { return openFiles(t, s.c.pid) }
+func (s *soak) files(t *testing.T) int {
+	t.Helper()
+	return openFiles(t, s.c.pid)
+}
 
 // returns waits until count is near before again.
 func returns(t *testing.T, what string, before, slack int, count func(*testing.T) int) {
