@@ -303,9 +303,13 @@ func TestSupervisorInPlace(t *testing.T) {
 }
 
 func TestSupervisorFixedAddressTaken(t *testing.T) {
-	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
+	// Below the ports that the kernel gives to clients: once it is free, nobody takes it but dnsmasq.
+	var conn *net.UDPConn
+	for port := 10000; conn == nil && port < 11000; port++ {
+		conn, _ = net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	}
+	if conn == nil {
+		t.Fatal("no free port")
 	}
 	b := newBench(t, spec{listen: conn.LocalAddr().(*net.UDPAddr).AddrPort()}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	if err := <-b.first; err == nil || !strings.Contains(err.Error(), "another program has this address") {
