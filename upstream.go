@@ -463,7 +463,9 @@ func (b *backend) await(ctx context.Context, q *query, sent bool, pause time.Dur
 	now := time.Now()
 	due := now.Add(pause) // time to send (again)
 	if pause == 0 {
-		turn = b.turns
+		if now.Before(q.deadline) {
+			turn = b.turns
+		}
 		q.timer.Reset(q.deadline.Sub(now))
 	} else {
 		q.timer.Reset(min(pause, q.deadline.Sub(now)))
