@@ -95,8 +95,7 @@ func collect(ch chan<- prometheus.Metric, zones string, sups []*supervisor) {
 			loop = 1
 		}
 		inflight += float64(s.up.inflight.Load())
-		_, n, _ := s.stats.scraper.totals()
-		size += n
+		size += s.stats.scraper.cacheSize()
 		if n, ok := countLeases(run); ok {
 			hasLeases = true
 			leases += n

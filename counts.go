@@ -42,7 +42,7 @@ func (c *counts) add(other counts, n float64) {
 func (s *supervisor) counts() counts {
 	c := newCounts()
 	c.held, c.resent = float64(s.up.held.Load()), float64(s.up.resent.Load())
-	c.dnsmasq, _, c.scrapeErrors = s.stats.scraper.totals()
+	c.dnsmasq, c.scrapeErrors = s.stats.scraper.totals()
 	s.stats.mu.Lock()
 	defer s.stats.mu.Unlock()
 	c.add(s.stats.counts, 1)

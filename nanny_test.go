@@ -79,7 +79,7 @@ func (b *bench) write(name, text string) {
 func (b *bench) lookup(name string) string {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(name), dns.TypeA)
-	a, err := b.up.exchange(context.Background(), q, time.Now().Add(defaultTimeout), false, false)
+	a, err := b.up.exchangeMsg(context.Background(), q, time.Now().Add(defaultTimeout), false, false)
 	if err != nil {
 		return err.Error()
 	}
@@ -139,7 +139,7 @@ func TestSupervisorAppliesChanges(t *testing.T) {
 func TestSupervisorServers(t *testing.T) {
 	up := newBench(t, spec{args: []string{"--address=/#/192.0.2.9"}}, settings{}, nil)
 	up.awaitPid()
-	a, err := up.up.exchange(t.Context(), versionProbe(), time.Now().Add(time.Second), false, false)
+	a, err := up.up.exchangeMsg(t.Context(), versionProbe(), time.Now().Add(time.Second), false, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +392,7 @@ func TestSupervisorBadPrograms(t *testing.T) {
 			q := new(dns.Msg)
 			q.SetQuestion("x.test.", dns.TypeA)
 			eventually(t, "queries that can go elsewhere don't wait", func() bool {
-				_, err := b.up.exchange(t.Context(), q, time.Now().Add(time.Second), false, true)
+				_, err := b.up.exchangeMsg(t.Context(), q, time.Now().Add(time.Second), false, true)
 				return errors.Is(err, errNoBackend)
 			})
 		})

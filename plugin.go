@@ -100,11 +100,12 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 		span = span.Tracer().StartSpan("connect", ot.ChildOf(span.Context()))
 		ctx = ot.ContextWithSpan(ctx, span)
 	}
-	a, err := sup.up.exchangeWire(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
+	a, err := sup.up.exchange(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
 	rcode, asIs := 0, false
 	if err == nil {
-		rcode, asIs = rcodeOf(a.wire)
-		asIs = asIs && len(n.tap) == 0 && len(a.wire) <= state.Size() && takesOctets(ctx, w, &state)
+		if len(n.tap) == 0 && len(a.wire) <= state.Size() && takesOctets(ctx, w, &state) {
+			rcode, asIs = rcodeOf(a.wire)
+		}
 		if !asIs {
 			if err = a.unpack(); err == nil {
 				rcode = a.msg.Rcode

@@ -101,8 +101,8 @@ func (s *scraper) end(run *running) {
 	run.counted = true
 }
 
-// totals returns the sums, the size of the cache, and the count of failed scrapes.
-func (s *scraper) totals() (sum tally, size, errors float64) {
+// totals returns the sums and the count of failed scrapes.
+func (s *scraper) totals() (sum tally, errors float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sum = newTally()
@@ -110,7 +110,14 @@ func (s *scraper) totals() (sum tally, size, errors float64) {
 	for _, t := range s.now {
 		sum.add(t, 1)
 	}
-	return sum, s.size, s.errors
+	return sum, s.errors
+}
+
+// cacheSize returns the size of the newest child's cache.
+func (s *scraper) cacheSize() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.size
 }
 
 // askStatistics asks a child by CHAOS TXT, each name by itself: dnsmasq forwards a message with several questions.

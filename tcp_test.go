@@ -107,7 +107,7 @@ func TestExchangeTCPDnsmasq(t *testing.T) {
 	u.use(b)
 	t.Run("stream", func(t *testing.T) {
 		m := question("big.test.", dns.TypeTXT)
-		a, err := u.exchange(served(t), m, in(10*time.Second), true, false)
+		a, err := u.exchangeMsg(served(t), m, in(10*time.Second), true, false)
 		if err != nil || a.msg.Truncated || len(a.msg.Answer) != 40 || a.msg.Id != m.Id {
 			t.Fatalf("got %v, %v, want 40 records", a.msg, err)
 		}
@@ -116,13 +116,13 @@ func TestExchangeTCPDnsmasq(t *testing.T) {
 		}
 	})
 	t.Run("UDP client", func(t *testing.T) {
-		a, err := u.exchange(served(t), question("big.test.", dns.TypeTXT), in(10*time.Second), false, false)
+		a, err := u.exchangeMsg(served(t), question("big.test.", dns.TypeTXT), in(10*time.Second), false, false)
 		if err != nil || !a.msg.Truncated || a.tcp {
 			t.Fatalf("got %v, %v, want a truncated answer", a.msg, err)
 		}
 	})
 	t.Run("small answer", func(t *testing.T) {
-		a, err := u.exchange(served(t), question("none.test.", dns.TypeTXT), in(10*time.Second), true, false)
+		a, err := u.exchangeMsg(served(t), question("none.test.", dns.TypeTXT), in(10*time.Second), true, false)
 		if err != nil || a.tcp || a.msg.Rcode != dns.RcodeNameError {
 			t.Fatalf("got %v, %v, want NXDOMAIN over UDP", a.msg, err)
 		}
@@ -133,7 +133,7 @@ func TestExchangeTCPDnsmasq(t *testing.T) {
 			m.SetEdns0(1232, false)
 			m.IsEdns0().Option = append(m.IsEdns0().Option, &dns.EDNS0_PADDING{Padding: make([]byte, 1300)})
 			before := b.answers()
-			a, err := u.exchange(served(t), m, in(10*time.Second), stream, false)
+			a, err := u.exchangeMsg(served(t), m, in(10*time.Second), stream, false)
 			if err != nil || !a.tcp || len(a.msg.Answer) != 40 || b.answers() != before {
 				t.Fatalf("got %v, %v, want 40 records over TCP alone", a.msg, err)
 			}
@@ -141,7 +141,7 @@ func TestExchangeTCPDnsmasq(t *testing.T) {
 	}
 	t.Run("250 in a row", func(t *testing.T) { // dnsmasq ends a connection after 100
 		for i := range 250 {
-			a, err := u.exchange(served(t), question("big.test.", dns.TypeTXT), in(10*time.Second), true, false)
+			a, err := u.exchangeMsg(served(t), question("big.test.", dns.TypeTXT), in(10*time.Second), true, false)
 			if err != nil || !a.tcp || len(a.msg.Answer) != 40 {
 				t.Fatalf("query %d: got %v, %v, want 40 records", i, a.msg, err)
 			}
@@ -151,7 +151,7 @@ func TestExchangeTCPDnsmasq(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 200 {
 			wg.Go(func() {
-				a, err := u.exchange(served(t), question("big.test.", dns.TypeTXT), in(20*time.Second), true, false)
+				a, err := u.exchangeMsg(served(t), question("big.test.", dns.TypeTXT), in(20*time.Second), true, false)
 				if err != nil || !a.tcp || len(a.msg.Answer) != 40 {
 					t.Errorf("got %v, %v, want 40 records", a.msg, err)
 				}
@@ -249,7 +249,7 @@ func TestExchangeTCPMisbehaviour(t *testing.T) {
 			b := testBackend(t, u, tcpServer(t, tc.handle))
 			u.use(b)
 			for i := range tc.queries {
-				a, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(tc.budget), true, false)
+				a, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(tc.budget), true, false)
 				if err != nil || a.tcp != tc.tcp || a.msg.Truncated == tc.tcp {
 					t.Fatalf("query %d: got tcp %t, %v, %v, want tcp %t", i, a.tcp, a.msg, err, tc.tcp)
 				}
@@ -301,7 +301,7 @@ func TestExchangeTCPContext(t *testing.T) {
 	errs := make(chan error)
 	for range n {
 		go func() {
-			_, err := u.exchange(ctx, question("a.test.", dns.TypeA), in(time.Hour), true, false)
+			_, err := u.exchangeMsg(ctx, question("a.test.", dns.TypeA), in(time.Hour), true, false)
 			errs <- err
 		}()
 	}
@@ -326,7 +326,7 @@ func TestTCPPool(t *testing.T) {
 	p := b.tcp
 	ask := func(want int32) {
 		t.Helper()
-		a, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(10*time.Second), true, false)
+		a, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(10*time.Second), true, false)
 		if err != nil || !a.tcp {
 			t.Fatalf("got tcp %t, %v, want an answer over TCP", a.tcp, err)
 		}

@@ -156,18 +156,6 @@ func (u *upstream) close() {
 	}
 }
 
-// exchange is exchangeWire with the answer unpacked. The error may also say why that is malformed.
-func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
-	a, err := u.exchangeWire(ctx, m, deadline, stream, giveUp)
-	if err == nil {
-		err = a.unpack()
-	}
-	if err != nil {
-		return answer{}, err
-	}
-	return a, nil
-}
-
 // unpack fills a.msg.
 func (a *answer) unpack() error {
 	a.msg = new(dns.Msg)
@@ -180,12 +168,12 @@ func (a *answer) unpack() error {
 // truncated is the flag TC.
 func (a *answer) truncated() bool { return a.wire[2]&0x02 != 0 }
 
-// exchangeWire sends m to the current backend and returns the answer, with the ID of m. m is only
+// exchange sends m to the current backend and returns the answer, with the ID of m. m is only
 // read. deadline is the whole budget, waiting for a backend included. stream tells that the client
 // isn't on UDP: a truncated answer is asked again over TCP. With giveUp it doesn't wait for a
 // backend while the upstream is down. The error is that of ctx or wraps errTimeout (asked, not
 // answered), errNoBackend (never asked) or errClosed, or says why m is malformed.
-func (u *upstream) exchangeWire(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
+func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
 	u.inflight.Add(1)
 	defer u.inflight.Add(-1)
 

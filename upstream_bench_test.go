@@ -31,7 +31,7 @@ func BenchmarkExchange(b *testing.B) {
 			u := testUpstream(b)
 			u.use(testBackend(b, u, server.start(b)))
 			parallel(b, func(m *dns.Msg) error {
-				_, err := u.exchange(served(b), m, time.Now().Add(5*time.Second), false, false)
+				_, err := u.exchangeMsg(served(b), m, time.Now().Add(5*time.Second), false, false)
 				return err
 			})
 		})
@@ -80,7 +80,7 @@ func BenchmarkExchangeTCP(b *testing.B) {
 	b.SetParallelism(25)
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			a, err := u.exchange(served(b), question("big.test.", dns.TypeTXT), time.Now().Add(5*time.Second), true, false)
+			a, err := u.exchangeMsg(served(b), question("big.test.", dns.TypeTXT), time.Now().Add(5*time.Second), true, false)
 			if err != nil || !a.tcp {
 				b.Errorf("got tcp %t, %v, want an answer over TCP", a.tcp, err)
 			}

@@ -94,6 +94,18 @@ func answersAt(at netip.AddrPort, exited <-chan struct{}) bool {
 	return false
 }
 
+// exchangeMsg is exchange with the answer unpacked. The error may also say why that is malformed.
+func (u *upstream) exchangeMsg(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
+	a, err := u.exchange(ctx, m, deadline, stream, giveUp)
+	if err == nil {
+		err = a.unpack()
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	return a, nil
+}
+
 // udpServer calls handle for each datagram, in one goroutine, until the test ends or stop is called.
 func udpServer(t testing.TB, handle func(conn *net.UDPConn, from netip.AddrPort, packet []byte)) (at netip.AddrPort, stop func()) {
 	t.Helper()
@@ -192,7 +204,7 @@ func TestExchangeDnsmasq(t *testing.T) {
 					m := question(tc.name, tc.qtype)
 					m.SetEdns0(4096, true)
 					before := m.String()
-					a, err := u.exchange(served(t), m, in(5*time.Second), false, false)
+					a, err := u.exchangeMsg(served(t), m, in(5*time.Second), false, false)
 					if err != nil {
 						t.Fatalf("exchange: %v", err)
 					}
@@ -222,7 +234,7 @@ func TestExchangeMany(t *testing.T) {
 		wg.Go(func() {
 			for i := range each {
 				name := fmt.Sprintf("q%d-%d.test.", g, i)
-				a, err := u.exchange(served(t), question(name, dns.TypeA), in(10*time.Second), false, false)
+				a, err := u.exchangeMsg(served(t), question(name, dns.TypeA), in(10*time.Second), false, false)
 				if err != nil || len(a.msg.Answer) != 1 || a.msg.Answer[0].Header().Name != name {
 					t.Errorf("%s: got %v, %v, want one answer", name, a.msg, err)
 				}
@@ -285,7 +297,7 @@ func TestExchangeForeign(t *testing.T) {
 			u := testUpstream(t)
 			b := testBackend(t, u, at)
 			u.use(b)
-			a, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
+			a, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
 			if err != nil || a.msg.Rcode != dns.RcodeNotZone {
 				t.Fatalf("got %v, %v, want the right answer", a.msg, err)
 			}
@@ -309,10 +321,10 @@ func TestExchangeLate(t *testing.T) {
 	})
 	u := testUpstream(t)
 	u.use(testBackend(t, u, at))
-	if _, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(20*time.Millisecond), false, false); !errors.Is(err, errTimeout) {
+	if _, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(20*time.Millisecond), false, false); !errors.Is(err, errTimeout) {
 		t.Fatalf("got error %v, want %v", err, errTimeout)
 	}
-	a, err := u.exchange(served(t), question("b.test.", dns.TypeA), in(5*time.Second), false, false)
+	a, err := u.exchangeMsg(served(t), question("b.test.", dns.TypeA), in(5*time.Second), false, false)
 	if err != nil || a.msg.Question[0].Name != "b.test." {
 		t.Fatalf("got %v, %v, want an answer for b.test.", a.msg, err)
 	}
@@ -325,7 +337,7 @@ func TestExchangeMalformed(t *testing.T) {
 	})
 	u := testUpstream(t)
 	u.use(testBackend(t, u, at))
-	_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
+	_, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(5*time.Second), false, false)
 	if err == nil || !strings.Contains(err.Error(), "malformed answer") {
 		t.Errorf("got error %v, want a malformed answer", err)
 	}
@@ -342,7 +354,7 @@ func TestExchangeRetransmits(t *testing.T) {
 		packets.Store(0)
 		u := testUpstream(t)
 		u.use(testBackend(t, u, at))
-		if _, err := u.exchange(ctx, question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
+		if _, err := u.exchangeMsg(ctx, question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
 			t.Fatalf("exchange: %v", err)
 		}
 		if got := u.retransmitted.Load(); got != 2 {
@@ -378,7 +390,7 @@ func TestExchangeDeadline(t *testing.T) {
 			u := testUpstream(t)
 			tc.setup(u)
 			start := time.Now()
-			_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(tc.budget), false, tc.giveUp)
+			_, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(tc.budget), false, tc.giveUp)
 			if !errors.Is(err, tc.want) {
 				t.Errorf("got error %v, want %v", err, tc.want)
 			}
@@ -396,7 +408,7 @@ func TestExchangeDownWakes(t *testing.T) {
 	u := testUpstream(t)
 	errs := make(chan error)
 	go func() {
-		_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(time.Hour), false, true)
+		_, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(time.Hour), false, true)
 		errs <- err
 	}()
 	eventually(t, "the query waits", func() bool { return u.held.Load() == 1 })
@@ -418,7 +430,7 @@ func TestExchangeContext(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			errs := make(chan error)
 			go func() {
-				_, err := u.exchange(ctx, question("a.test.", dns.TypeA), in(time.Hour), false, false)
+				_, err := u.exchangeMsg(ctx, question("a.test.", dns.TypeA), in(time.Hour), false, false)
 				errs <- err
 			}()
 			eventually(t, "the query waits", func() bool { return u.held.Load() == 1 || b.outstanding() == 1 })
@@ -441,7 +453,7 @@ func burst(t *testing.T, u *upstream, n int, budget time.Duration, stream bool) 
 	deadline := in(budget)
 	for i := range n {
 		wg.Go(func() {
-			_, err := u.exchange(served(t), question(fmt.Sprintf("q%d.test.", i), dns.TypeA), deadline, stream, false)
+			_, err := u.exchangeMsg(served(t), question(fmt.Sprintf("q%d.test.", i), dns.TypeA), deadline, stream, false)
 			if err != nil {
 				mu.Lock()
 				errs = append(errs, err)
@@ -499,7 +511,7 @@ func TestExchangeRefusedByMistake(t *testing.T) {
 	b := testBackend(t, u, at)
 	u.use(b)
 	b.refuse()
-	if _, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
+	if _, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
 		t.Errorf("exchange: %v", err)
 	}
 }
@@ -521,7 +533,7 @@ func TestExchangeHandover(t *testing.T) {
 				default:
 				}
 				name := fmt.Sprintf("q%d.test.", rand.Uint32())
-				a, err := u.exchange(served(t), question(name, dns.TypeA), in(10*time.Second), false, false)
+				a, err := u.exchangeMsg(served(t), question(name, dns.TypeA), in(10*time.Second), false, false)
 				if err != nil || len(a.msg.Answer) != 1 {
 					t.Errorf("%s: got %v, %v, want one answer", name, a.msg, err)
 				}
@@ -674,7 +686,7 @@ func TestExchangeIDs(t *testing.T) {
 		full.waiting = maps.Clone(s.waiting)
 	}
 	u.use(b)
-	_, err := u.exchange(served(t), question("a.test.", dns.TypeA), in(100*time.Millisecond), false, false)
+	_, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(100*time.Millisecond), false, false)
 	if !errors.Is(err, errTimeout) || !errors.Is(err, errBusy) {
 		t.Errorf("exchange: got error %v, want %v and %v", err, errTimeout, errBusy)
 	}
@@ -692,7 +704,7 @@ func TestExchangeAllocs(t *testing.T) {
 	m := question("a.test.", dns.TypeA)
 	m.SetEdns0(1232, true)
 	got := testing.AllocsPerRun(1000, func() {
-		if _, err := u.exchange(served(t), m, in(5*time.Second), false, false); err != nil {
+		if _, err := u.exchangeMsg(served(t), m, in(5*time.Second), false, false); err != nil {
 			t.Fatal(err)
 		}
 	})
