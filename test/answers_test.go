@@ -75,8 +75,7 @@ func TestAnswersAreDnsmasqs(t *testing.T) {
 	port, second := freePort(t), freePort(t)
 	// Both blocks are the same child. In the second a plugin looks at the answers on their way.
 	c := startAs(t, port, server(port, watching(dir))+server(second, "log . {\nclass error\n}\n"+watching(dir)))
-	looked := *c
-	looked.port = second
+	looked := c.at(second)
 	child := c.child(t).addr()
 
 	variant := func(f func(*dns.Msg)) func(string, uint16) *dns.Msg {
@@ -120,7 +119,7 @@ func TestAnswersAreDnsmasqs(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, v := range variants {
-				same(t, &looked, child, v.network, v.make(tt.query, tt.qtype))
+				same(t, looked, child, v.network, v.make(tt.query, tt.qtype))
 				got := same(t, c, child, v.network, v.make(tt.query, tt.qtype))
 				if v.name == "udp" && !strings.Contains(got.String(), tt.want) {
 					t.Errorf("got\n%s\nwant %s in it", got, tt.want)

@@ -71,6 +71,13 @@ type coreDNS struct {
 	err  error         // how; valid after done
 }
 
+// at is c as it is asked at another of its ports.
+func (c *coreDNS) at(port int) *coreDNS {
+	other := *c
+	other.port = port
+	return &other
+}
+
 var lastPort atomic.Int64
 
 // freePort returns a port of 127.0.0.1 that is free for UDP and TCP, once. It is below those that the kernel gives to
@@ -261,7 +268,17 @@ func (c *coreDNS) child(t *testing.T) process {
 }
 
 // applied is how many configurations were put into service.
-func (c *coreDNS) applied() int { return len(c.logs.lines(0, "Configuration applied")) }
+func (c *coreDNS) applied() int { return len(c.versions()) }
+
+// versions are what the log has of the versions put into service, the newest last.
+func (c *coreDNS) versions() []string {
+	lines := c.logs.lines(0, "Configuration applied")
+	for i, line := range lines {
+		_, rest, _ := strings.Cut(line, "version=")
+		lines[i], _, _ = strings.Cut(rest, " ")
+	}
+	return lines
+}
 
 // staged returns the staging directories that are left.
 func (c *coreDNS) staged(t *testing.T) []string {

@@ -27,11 +27,10 @@ func TestEvents(t *testing.T) {
 	corefile := func(properties ...string) string {
 		return server(port, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+watching(dir, properties...)) + fixed
 	}
-	const args = "args --address=/args.example/192.0.2."
-	c := startAs(t, port, corefile(args+"0"))
+	args := func(n int) string { return fmt.Sprintf("args --address=/args.example/192.0.2.%d", n) }
+	c := startAs(t, port, corefile(args(0)))
 	c.waits(t, "kept.example", "192.0.2.1")
-	inPlace := *c
-	inPlace.port = fixedPort
+	inPlace := c.at(fixedPort)
 	inPlace.waits(t, "kept.example", "192.0.2.1")
 
 	// serving is the dnsmasq that can be swapped; there is one other, on a fixed address.
@@ -57,22 +56,14 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	var took []time.Duration
-	version, args2 := 0, 0
-	change := func(t *testing.T, file, line string, c *coreDNS) {
+	version, newest := 0, 0 // of n.example, and of args.example
+	change := func(t *testing.T, c *coreDNS, in, file, line string) {
 		t.Helper()
 		version++
-		d := dir
-		if c == &inPlace {
-			d = fixedDir
-		}
-		put(t, d, file, fmt.Sprintf(line, version%250+1))
-		took = append(took, c.waits(t, "n.example", fmt.Sprintf("192.0.2.%d", version%250+1)))
+		put(t, in, file, fmt.Sprintf(line, version))
+		took = append(took, c.waits(t, "n.example", fmt.Sprintf("192.0.2.%d", version)))
 	}
-	var list strings.Builder
-	for i := range 110000 {
-		fmt.Fprintf(&list, "server=/name%d.example/192.0.2.53\n", i)
-	}
-	list.WriteString("address=/list.example/192.0.2.5\n")
+	list := longList() + "address=/list.example/192.0.2.5\n"
 
 	for _, event := range []struct {
 		name  string
@@ -88,7 +79,7 @@ func TestEvents(t *testing.T) {
 				put(t, dir, "b.conf", "address=/n.example/11.0.0.999\n")
 				c.logs.wait(t, mark, "[ERROR]", "Configuration rejected")
 			} else {
-				change(t, "b.conf", "address=/n.example/192.0.2.%d\n", c)
+				change(t, c, dir, "b.conf", "address=/n.example/192.0.2.%d\n")
 			}
 			time.Sleep(time.Until(next))
 		}},
@@ -100,51 +91,51 @@ func TestEvents(t *testing.T) {
 			old := serving(t)
 			switch i % 5 {
 			case 0:
-				c.reload(t, corefile(fmt.Sprintf("%s%d", args, args2))+strings.Repeat("#\n", i+1), reloaded)
+				c.reload(t, corefile(args(newest))+strings.Repeat("#\n", i+1), reloaded)
 			case 1:
 				c.reload(t, corefile("nosuch"), failed)
 			case 2: // other arguments, and a plugin that can't start
-				c.reload(t, corefile(args+"99")+server(takenPort(t), "whoami"), failed)
+				c.reload(t, corefile(args(99))+server(takenPort(t), "whoami"), failed)
 			case 3:
-				c.reload(t, corefile("args --address=/args.example/192.0.2.999"), failed)
+				c.reload(t, corefile(args(999)), failed)
 			case 4:
-				args2++
-				c.reload(t, corefile(fmt.Sprintf("%s%d", args, args2)), reloaded)
+				newest++
+				c.reload(t, corefile(args(newest)), reloaded)
 			}
 			if replaced := serving(t).pid != old.pid; replaced != (i%5 == 4) {
 				t.Errorf("reload %d: replaced: %t", i, replaced)
 			}
-			c.wants(t, "args.example", fmt.Sprintf("192.0.2.%d", args2))
+			c.wants(t, "args.example", fmt.Sprintf("192.0.2.%d", newest))
 		}},
 		{"reload by the plugin *reload*", c, 10, func(t *testing.T, i int) {
 			t.Helper()
 			reloading := func() string {
-				return strings.Replace(corefile(fmt.Sprintf("%s%d", args, args2)), "errors\n", "errors\nreload 2s 1s\n", 1)
+				return strings.Replace(corefile(args(newest)), "errors\n", "errors\nreload 2s 1s\n", 1)
 			}
 			if i == 0 {
 				c.reload(t, reloading(), reloaded)
 			}
-			args2++
+			newest++
 			c.rewrite(t, reloading())
-			c.waits(t, "args.example", fmt.Sprintf("192.0.2.%d", args2))
+			c.waits(t, "args.example", fmt.Sprintf("192.0.2.%d", newest))
 		}},
 		{"110,000 lines in and out", c, 10, func(t *testing.T, _ int) {
 			t.Helper()
-			put(t, dir, "list.conf", list.String())
+			put(t, dir, "list.conf", list)
 			c.waitsFor(t, 4*patience, "list.example", "192.0.2.5")
 			remove(t, dir, "list.conf")
 			c.waitsFor(t, 4*patience, "list.example", "REFUSED")
 		}},
-		{"change in place", &inPlace, 20, func(t *testing.T, _ int) {
+		{"change in place", inPlace, 20, func(t *testing.T, _ int) {
 			t.Helper()
-			change(t, "b.conf", "address=/n.example/192.0.2.%d\n", &inPlace)
+			change(t, inPlace, fixedDir, "b.conf", "address=/n.example/192.0.2.%d\n")
 		}},
-		{"change by SIGHUP", &inPlace, 20, func(t *testing.T, i int) {
+		{"change by SIGHUP", inPlace, 20, func(t *testing.T, i int) {
 			t.Helper()
 			if i == 0 {
 				remove(t, fixedDir, "b.conf")
 			}
-			change(t, "n.hosts", "192.0.2.%d n.example\n", &inPlace)
+			change(t, inPlace, fixedDir, "n.hosts", "192.0.2.%d n.example\n")
 		}},
 	} {
 		t.Run(event.name, func(t *testing.T) {

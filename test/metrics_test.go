@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"net/http"
@@ -23,8 +24,8 @@ import (
 // A histogram is its count and sum.
 type samples map[string]float64
 
-// scrape asks the *prometheus* plugin on port. It has to answer soon, whatever state dnsmasq is in.
-func scrape(t *testing.T, port int) samples {
+// metrics asks the *prometheus* plugin on port. It has to answer soon, whatever state dnsmasq is in.
+func metrics(t *testing.T, port int) string {
 	t.Helper()
 	client := http.Client{Timeout: patience}
 	resp, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", port))
@@ -32,8 +33,18 @@ func scrape(t *testing.T, port int) samples {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s, %v: %s", resp.Status, err, body)
+	}
+	return string(body)
+}
+
+// scrape is metrics, parsed.
+func scrape(t *testing.T, port int) samples {
+	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(resp.Body)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(metrics(t, port)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,10 +272,8 @@ func TestMetricsOfHungChild(t *testing.T) {
 // hashInLog is what config_hash, 12 hexadecimal digits of the version, may be by the 8 that the log's last change names.
 func hashInLog(t *testing.T, c *coreDNS) expectation {
 	t.Helper()
-	lines := c.logs.lines(0, "Configuration applied", "version=")
-	_, rest, _ := strings.Cut(lines[len(lines)-1], "version=")
-	digits, _, _ := strings.Cut(rest, " ")
-	n, err := strconv.ParseUint(digits, 16, 64)
+	versions := c.versions()
+	n, err := strconv.ParseUint(versions[len(versions)-1], 16, 64)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -301,19 +299,9 @@ func scrapeAll(t *testing.T) string {
 	put(t, dir, "names.hosts", "192.0.2.11 printer.home.example\n")
 	changed(t, c, applied, "printer.home.example", "192.0.2.11")
 
-	web := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
 	var text string
 	within(t, patience, "the metrics have the queries to the upstream", func() bool {
-		resp, err := web.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", at))
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusOK {
-			return false
-		}
-		text = string(body)
+		text = metrics(t, at)
 		return strings.Contains(text, fmt.Sprintf(`coredns_nanny_dnsmasq_server_queries_total{to="127.0.0.1#%d"`, upstream))
 	})
 	return text
