@@ -1,7 +1,6 @@
 package nanny
 
 import (
-	"bytes"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -16,7 +15,7 @@ const (
 // changes says for the log what differs from c to next, which has been in service: the snapshot's files, then the domains
 // and servers of server=, local=, address= and the kube-dns keys, if they differ. + is new, - gone, ~ changed.
 func (c *config) changes(next *config) string {
-	same := func(path string) bool { return bytes.Equal(c.files[path], next.files[path]) }
+	same := func(path string) bool { return c.files[path].sum == next.files[path].sum }
 	differ := func(path string) bool { return !same(path) }
 	files := difference(c.sources, next.sources)
 	if len(files) == 0 { // a host name of stubDomains has other addresses, or there are no files yet
@@ -78,11 +77,11 @@ func list(names []string, limit int) string {
 // routes collects the domains that the files of c with take(path) name, and the servers that they are sent to.
 func (c *config) routes(take func(path string) bool) (domains, servers map[string]struct{}) {
 	domains, servers = map[string]struct{}{}, map[string]struct{}{}
-	for path, data := range c.files {
+	for path, text := range c.files {
 		if filepath.Dir(path) == hostsDir || !take(path) {
 			continue
 		}
-		for d := range parseConf(path, data) {
+		for d := range parseConf(path, text.bytes()) {
 			if d.name != "server" && d.name != "local" && d.name != "address" {
 				continue
 			}

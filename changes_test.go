@@ -45,14 +45,14 @@ func TestChanges(t *testing.T) {
 
 // testConfig is a config of files as far as changes looks at it.
 func testConfig(files map[string]string) *config {
-	c := &config{sources: map[string][sha256.Size]byte{}, files: map[string][]byte{}}
+	c := &config{sources: map[string][sha256.Size]byte{}, files: texts{}}
 	for name, text := range files {
 		c.sources[name] = sha256.Sum256([]byte(text))
 		dir := confDir
 		if strings.HasSuffix(name, ".hosts") {
 			dir = hostsDir
 		}
-		c.files[dir+"/"+name] = []byte(text)
+		c.files.set(dir+"/"+name, []byte(text))
 	}
 	return c
 }

@@ -117,7 +117,7 @@ func TestSanitize(t *testing.T) {
 		{"longest line", strings.Repeat("x", 1000) + "\n", strings.Repeat("x", 1000) + "\n", nil, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, warnings, err := sanitize(file{"a.conf", []byte(tc.in)})
+			got, warnings, err := sanitize(file{name: "a.conf", data: []byte(tc.in)})
 			if tc.err != "" {
 				if err == nil || !strings.HasPrefix(err.Error(), tc.err) {
 					t.Fatalf("got error %v, want %s...", err, tc.err)
@@ -141,7 +141,7 @@ func TestSanitize(t *testing.T) {
 }
 
 func TestSanitizeWarningsAreBounded(t *testing.T) {
-	_, warnings, err := sanitize(file{"a.conf", bytes.Repeat([]byte("port=1\n"), 1000)})
+	_, warnings, err := sanitize(file{name: "a.conf", data: bytes.Repeat([]byte("port=1\n"), 1000)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +198,7 @@ func check(t *testing.T, dir, ran, conf string) bool {
 	if os.Remove(ran) != nil {
 		return false
 	}
-	if _, _, err := sanitize(file{"a.conf", []byte(conf)}); err == nil {
+	if _, _, err := sanitize(file{name: "a.conf", data: []byte(conf)}); err == nil {
 		t.Errorf("%q passes but dnsmasq runs it: %s", conf, out)
 	}
 	return true
@@ -209,7 +209,7 @@ func TestSanitizedIsAComment(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range managed {
 		for _, line := range []string{name, name + "=53", " \"\"" + name + "\t= \"x\" ", "\r" + name + "=\"", name + "=" + strings.Repeat("1", maxLine-1-len(name))} {
-			staged, warnings, err := sanitize(file{"a.conf", []byte(line + "\nno-hosts=1")})
+			staged, warnings, err := sanitize(file{name: "a.conf", data: []byte(line + "\nno-hosts=1")})
 			if err != nil || len(warnings) != 1 {
 				t.Errorf("%q: got warnings %q, error %v, want one warning", line, warnings, err)
 				continue
@@ -322,7 +322,7 @@ func FuzzConf(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		staged, warnings, err := sanitize(file{"a.conf", data})
+		staged, warnings, err := sanitize(file{name: "a.conf", data: data})
 		if err != nil {
 			return
 		}
@@ -334,7 +334,7 @@ func FuzzConf(f *testing.F) {
 				t.Errorf("staged copy has %+v", d)
 			}
 		}
-		if again, more, err := sanitize(file{"a.conf", staged}); err != nil && len(warnings) == 0 || len(more) > 0 || err == nil && !bytes.Equal(again, staged) {
+		if again, more, err := sanitize(file{name: "a.conf", data: staged}); err != nil && len(warnings) == 0 || len(more) > 0 || err == nil && !bytes.Equal(again, staged) {
 			t.Errorf("staged copy isn't clean: %q, %v", more, err)
 		}
 	})

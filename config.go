@@ -1,7 +1,6 @@
 package nanny
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"maps"
@@ -28,7 +27,7 @@ const noServer = "255.255.255.255"
 type config struct {
 	version   string                       // of the snapshot and of what its host names resolved to; empty without one
 	sources   map[string][sha256.Size]byte // the snapshot's files, to tell what a change changed
-	files     map[string][]byte            // what is staged, by path
+	files     texts                        // what is staged
 	args      []string                     // for dnsmasq, before the block's own
 	exclusive []string                     // why two such children may not run side by side; empty: they may
 	priv      privileges
@@ -38,7 +37,7 @@ type config struct {
 
 // newConfig renders s (nil: no snapshot) for the block sp. The error is a *configError where a file is to blame.
 func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) (*config, error) {
-	c := &config{sources: map[string][sha256.Size]byte{}, files: map[string][]byte{}}
+	c := &config{sources: map[string][sha256.Size]byte{}, files: texts{}}
 	directives, err := includedDirectives(sp.args)
 	if err != nil {
 		return nil, err
@@ -46,7 +45,7 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 	if s != nil {
 		c.version = configVersion(s, k, addrs)
 		for _, f := range s.files {
-			c.sources[f.name] = sha256.Sum256(f.data)
+			c.sources[f.name] = f.sum
 			switch filepath.Ext(f.name) {
 			case ".conf":
 				staged, warnings, err := sanitize(f)
@@ -54,14 +53,14 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 					return nil, err
 				}
 				c.warnings = append(c.warnings, warnings...)
-				c.files[filepath.Join(confDir, f.name)] = staged
+				c.files.set(filepath.Join(confDir, f.name), staged)
 				for d := range parseConf(f.name, f.data) {
 					if d.name != "address" && d.name != "local" { // what long lists have means nothing below
 						directives = append(directives, d)
 					}
 				}
 			case ".hosts":
-				c.files[filepath.Join(hostsDir, f.name)] = f.data
+				c.files.set(filepath.Join(hostsDir, f.name), f.data)
 			}
 		}
 	}
@@ -82,7 +81,8 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 	}
 
 	if len(c.exclusive) > 0 {
-		c.files[filepath.Join(hostsDir, generationFile)], _ = generationRecord(1)
+		record, _ := generationRecord(1)
+		c.files.set(filepath.Join(hostsDir, generationFile), record)
 	}
 	c.warnings = append(c.warnings, c.priv.warnings...)
 	own := []string{"# Written by nanny."}
@@ -98,10 +98,10 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 		if slices.ContainsFunc(directives, func(d directive) bool { return d.name == "servers-file" }) {
 			own = append(own, lines...)
 		} else {
-			c.files[serversFile] = []byte(strings.Join(append(lines, ""), "\n"))
+			c.files.set(serversFile, []byte(strings.Join(append(lines, ""), "\n")))
 		}
 	}
-	c.files[mainConf] = []byte(strings.Join(append(own, ""), "\n"))
+	c.files.set(mainConf, []byte(strings.Join(append(own, ""), "\n")))
 
 	if !slices.ContainsFunc(parseArgs(sp.args), func(d directive) bool { return d.name == "dns-forward-max" }) {
 		// Its own default of 150 shows as REFUSED behind one client. A dns-forward-max in a file wins over this.
@@ -155,7 +155,7 @@ func (c *config) commandLine(sp spec, dir string, addr netip.AddrPort) []string 
 
 // rereadable tells whether a running child of c becomes one of next by SIGHUP: only hosts files and servers differ.
 func (c *config) rereadable(next *config) bool {
-	fixed := func(path string, _ []byte) bool {
+	fixed := func(path string, _ text) bool {
 		return path == serversFile || filepath.Dir(path) == hostsDir
 	}
 	a, b := maps.Clone(c.files), maps.Clone(next.files)
@@ -163,7 +163,7 @@ func (c *config) rereadable(next *config) bool {
 	_, has := b[serversFile]
 	maps.DeleteFunc(a, fixed)
 	maps.DeleteFunc(b, fixed)
-	return had == has && maps.EqualFunc(a, b, bytes.Equal)
+	return had == has && maps.EqualFunc(a, b, func(a, b text) bool { return a.sum == b.sum })
 }
 
 // includedDirectives gives the directives of args and of all files that they include. Such files aren't staged, so a

@@ -14,7 +14,7 @@ func cfgOf(t *testing.T, files ...string) (*config, error) {
 	t.Helper()
 	dir := t.TempDir()
 	write(t, dir, files...)
-	s, err := readDir(dir)
+	s, err := readDir(dir, true)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func TestHostileValues(t *testing.T) {
 				cfg, err := cfgOf(t, files[0], files[1], "a.conf", "address=/kept.example/192.0.2.1\n")
 				if err == nil {
 					if name != "zone" || !strings.Contains("_..-A", bad) { // an interface may be called so
-						t.Errorf("taken: %s", cfg.files[serversFile])
+						t.Errorf("taken: %s", cfg.files[serversFile].bytes())
 					}
 					return
 				}
@@ -122,7 +122,7 @@ func TestManyStubDomains(t *testing.T) {
 	empty := &config{}
 	text := empty.changes(cfg)
 	t.Logf("read in %s, its changes told in %s of CPU", read-start, cpuTime()-read)
-	if n := strings.Count(string(cfg.files[serversFile]), "\n"); n != 100_000 {
+	if n := strings.Count(string(cfg.files[serversFile].bytes()), "\n"); n != 100_000 {
 		t.Errorf("got %d servers", n)
 	}
 	if want := `files=+stubDomains domains="+domain-0.example,`; !strings.HasPrefix(text, want) || len(text) > 500 {
@@ -167,8 +167,8 @@ func TestHostileFiles(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for path, data := range cfg.files {
-					for d := range parseConf(path, data) {
+				for path, text := range cfg.files {
+					for d := range parseConf(path, text.bytes()) {
 						if filepath.Dir(path) != hostsDir && d.name == "conf-script" {
 							t.Errorf("%s: %+v", path, d)
 						}

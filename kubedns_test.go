@@ -11,7 +11,9 @@ import (
 	"time"
 )
 
-func snap(name, data string) *snapshot { return &snapshot{files: []file{{name, []byte(data)}}} }
+func snap(name, data string) *snapshot {
+	return &snapshot{files: []file{{name: name, data: []byte(data)}}}
+}
 
 func TestParseServer(t *testing.T) {
 	ip := netip.MustParseAddr

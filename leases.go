@@ -136,11 +136,12 @@ func countLeases(run *running) (float64, bool) {
 	if run == nil || run.cfg.leases.path == "" {
 		return 0, false
 	}
-	data, err := readFile(run.cfg.leases.path, maxConfig) // the watched directory may name any file
-	if err != nil || len(data) > maxConfig {
+	var data bytes.Buffer
+	n, err := readFile(run.cfg.leases.path, maxConfig, &data) // the watched directory may name any file
+	if err != nil || n > maxConfig {
 		return 0, false
 	}
-	lines := bytes.Split(data, []byte("\n"))
+	lines := bytes.Split(data.Bytes(), []byte("\n"))
 	lines = slices.DeleteFunc(lines, func(line []byte) bool {
 		return len(line) == 0 || bytes.HasPrefix(line, []byte("duid ")) // the server's own DHCPv6 id
 	})

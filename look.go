@@ -28,8 +28,10 @@ type eye struct {
 	resolver *resolver
 	looks    chan look
 
-	seen       string  // version or error told last
-	last       *config // rendered last
+	seen       string   // version or error told last
+	known      string   // version of the snapshot that kube and last are of
+	kube       *kubeDNS // of the snapshot read last
+	last       *config  // rendered last
 	ignored    map[string]bool
 	unresolved map[string]string
 	federated  bool
@@ -65,7 +67,7 @@ func (e *eye) look(ctx context.Context, event bool) {
 }
 
 func (e *eye) read(ctx context.Context, event bool) (*config, error) {
-	s, err := readStable(ctx, e.spec.dir)
+	s, err := readStable(ctx, e.spec.dir, e.known)
 	if err != nil {
 		return nil, e.blame(err)
 	}
@@ -75,10 +77,13 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 			log.Infof("%s/%s is ignored: not a regular file named stubDomains, upstreamNameservers, federations, *.conf or *.hosts", e.spec.dir, name)
 		}
 	}
-	k, err := parseKubeDNS(s)
-	if err != nil {
-		return nil, e.blame(err)
+	if s.version != e.known {
+		e.known = ""
+		if e.kube, err = parseKubeDNS(s); err != nil {
+			return nil, e.blame(err)
+		}
 	}
+	k := e.kube
 	if k.federations > 0 && !e.federated {
 		e.federated = true
 		log.Infof("%s/federations is valid and has no effect: dnsmasq knows no federations", e.spec.dir)
@@ -88,9 +93,14 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 	if e.last != nil && e.last.version == configVersion(s, k, addrs) {
 		return e.last, nil
 	}
+	if s.version == e.known { // the same names have other addresses: read the contents again
+		e.known = ""
+		return e.read(ctx, event)
+	}
 	if e.last, err = newConfig(e.spec, s, k, addrs); err != nil {
 		return nil, e.blame(err)
 	}
+	e.known = s.version
 	return e.last, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -487,6 +488,9 @@ func (s *supervisor) applied(old *config, o outcome) {
 	}
 	log.Infof("Configuration applied: version=%.8s %s pid=%d how=%q took=%s",
 		o.cfg.version, old.changes(o.cfg), s.cur.child.pid, o.how, seconds(o.took))
+	if old.files.long() || o.cfg.files.long() {
+		s.retired.Go(debug.FreeOSMemory) // CoreDNS itself needs a few MiB, and would keep five times as much
+	}
 }
 
 func (s *supervisor) rejected(o outcome) {

@@ -108,8 +108,8 @@ func TestResolveLimit(t *testing.T) {
 
 func TestLines(t *testing.T) {
 	s := &snapshot{version: "v", files: []file{
-		{"stubDomains", []byte(`{"b.test": ["1.2.3.4:53", "ns.example:5353", "[2001:db8::1]:53", "1.2.3.4"], "a.test": ["gone.example"], "c.test": [], "d.test": ["fe80::1%eth0", "a.example"]}`)},
-		{"upstreamNameservers", []byte(`["8.8.8.8", "[2001:db8::2]:5353"]`)},
+		{name: "stubDomains", data: []byte(`{"b.test": ["1.2.3.4:53", "ns.example:5353", "[2001:db8::1]:53", "1.2.3.4"], "a.test": ["gone.example"], "c.test": [], "d.test": ["fe80::1%eth0", "a.example"]}`)},
+		{name: "upstreamNameservers", data: []byte(`["8.8.8.8", "[2001:db8::2]:5353"]`)},
 	}}
 	k, err := parseKubeDNS(s)
 	if err != nil {

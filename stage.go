@@ -1,9 +1,9 @@
 package nanny
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -83,8 +83,8 @@ func (s *staging) write(c *config) (string, error) {
 				return err
 			}
 		}
-		for path, data := range c.files {
-			if err := writeStaged(filepath.Join(dir, path), data, c.priv); err != nil {
+		for path, text := range c.files {
+			if err := writeStaged(filepath.Join(dir, path), text, c.priv); err != nil {
 				return err
 			}
 		}
@@ -100,12 +100,12 @@ func (s *staging) write(c *config) (string, error) {
 func (s *staging) update(dir string, old, next *config) error {
 	const fresh = "~" // dnsmasq skips names that end so
 	var paths []string
-	for path, data := range next.files {
-		if was, ok := old.files[path]; ok && bytes.Equal(was, data) {
+	for path, text := range next.files {
+		if was, ok := old.files[path]; ok && was.sum == text.sum {
 			continue
 		}
 		paths = append(paths, filepath.Join(dir, path))
-		if err := writeStaged(paths[len(paths)-1]+fresh, data, next.priv); err != nil {
+		if err := writeStaged(paths[len(paths)-1]+fresh, text, next.priv); err != nil {
 			for _, p := range paths {
 				_ = os.Remove(p + fresh)
 			}
@@ -143,8 +143,15 @@ func (s *staging) close() {
 	s.lock.Close()
 }
 
-func writeStaged(path string, data []byte, p privileges) error {
-	return makeReadable(os.WriteFile(path, data, 0o640), path, p) // #nosec G306 -- the child's group reads it
+func writeStaged(path string, t text, p privileges) error {
+	return makeReadable(func() error {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640) // #nosec G302 G304 -- the child's group reads it
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, t.reader())
+		return errors.Join(err, f.Close())
+	}(), path, p)
 }
 
 // makeReadable hands path to the child's group, unless it failed to be made.

@@ -49,12 +49,13 @@ func TestStagingUpdateFails(t *testing.T) {
 	}
 	defer s.close()
 	hosts := func(name string) string { return filepath.Join(hostsDir, name+".hosts") }
-	old := &config{files: map[string][]byte{hosts("a"): []byte("old"), hosts("b"): []byte("old")}}
+	of := func(s string) text { return newText([]byte(s)) }
+	old := &config{files: texts{hosts("a"): of("old"), hosts("b"): of("old")}}
 	dir, err := s.write(old)
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := &config{files: map[string][]byte{hosts("a"): []byte("new"), hosts("c"): []byte("new"), filepath.Join("gone", "d"): []byte("new")}}
+	next := &config{files: texts{hosts("a"): of("new"), hosts("c"): of("new"), filepath.Join("gone", "d"): of("new")}}
 	want := "a.hosts=old b.hosts=old "
 	for range 20 { // the order of a map differs
 		if err := s.update(dir, old, next); err == nil {

@@ -30,14 +30,15 @@ var errNotRegular = errors.New("not a regular file")
 // file is one regular file of the watched directory.
 type file struct {
 	name string
-	data []byte
+	sum  [sha256.Size]byte // of data
+	data []byte            // nil if only looked at
 }
 
 // snapshot is one consistent set of the directory's files that have a meaning.
 type snapshot struct {
 	files   []file   // sorted by name
 	ignored []string // names without a meaning and meaningful ones that aren't regular files, sorted
-	version string   // lower-case hexadecimal SHA-256 over the names and contents of files
+	version string   // lower-case hexadecimal SHA-256 over the names and the sums of files
 }
 
 // configError says which file and, where there is one, which line of the
@@ -75,13 +76,16 @@ func meaningful(name string) bool {
 // readStable reads dir until two reads in a row agree, so that the snapshot is
 // the set before or after a change, not something in between. An error is
 // returned when it has lasted for readPatient, and when dir never comes to rest
-// within readGiveUp.
-func readStable(ctx context.Context, dir string) (*snapshot, error) {
-	var last string
+// within readGiveUp. A snapshot of the version known has no contents.
+func readStable(ctx context.Context, dir, known string) (*snapshot, error) {
+	var last string      // version of the read before
 	var broken time.Time // since when reads have failed
 	end := time.Now().Add(readGiveUp)
 	for {
-		s, err := readDir(dir)
+		s, err := readDir(dir, false)
+		if err == nil && s.version == last && last != known {
+			s, err = readDir(dir, true)
+		}
 		now := time.Now()
 		switch {
 		case err == nil && s.version == last:
@@ -89,7 +93,7 @@ func readStable(ctx context.Context, dir string) (*snapshot, error) {
 		case err == nil:
 			last, broken = s.version, time.Time{}
 		case broken.IsZero():
-			last, broken = "", now
+			broken = now
 		case now.Sub(broken) >= readPatient:
 			return nil, err
 		}
@@ -106,8 +110,10 @@ func readStable(ctx context.Context, dir string) (*snapshot, error) {
 
 // readDir reads dir once. It follows links, as Kubernetes makes each key of a
 // volume one, skips subdirectories and names that begin with a dot, and never
-// opens what has no meaning. An error names the directory or file.
-func readDir(dir string) (*snapshot, error) {
+// opens what has no meaning. Only with keep the contents are kept, and checked:
+// a long list is in memory once, and not at all while it is as it was. An error
+// names the directory or file.
+func readDir(dir string, keep bool) (*snapshot, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -131,7 +137,14 @@ func readDir(dir string) (*snapshot, error) {
 		case err != nil:
 			return nil, err
 		}
-		data, err := readFile(path, left)
+		var contents bytes.Buffer
+		sum := sha256.New()
+		w := io.Writer(sum)
+		if keep {
+			contents.Grow(int(min(info.Size(), int64(left))) + bytes.MinRead)
+			w = io.MultiWriter(sum, &contents)
+		}
+		n, err := readFile(path, left, w)
 		if errors.Is(err, errNotRegular) { // replaced since it was looked at
 			s.ignored = append(s.ignored, name)
 			continue
@@ -139,46 +152,45 @@ func readDir(dir string) (*snapshot, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(data) > left {
+		if n > left {
 			return nil, &configError{name, 0, fmt.Errorf("with this file the directory has more than %d MiB", maxConfig>>20)}
 		}
-		if err := checkUTF8(name, data); err != nil {
+		f := file{name: name, data: contents.Bytes()}
+		sum.Sum(f.sum[:0])
+		if err := checkUTF8(name, f.data); err != nil {
 			return nil, err
 		}
-		left -= len(data)
-		s.files = append(s.files, file{name, data})
-		// Lengths first: no two sets write the same bytes.
-		var size [16]byte
-		binary.BigEndian.PutUint64(size[:8], uint64(len(name)))
-		binary.BigEndian.PutUint64(size[8:], uint64(len(data)))
+		left -= n
+		s.files = append(s.files, f)
+		// The length first: no two sets write the same bytes.
+		var size [8]byte
+		binary.BigEndian.PutUint64(size[:], uint64(len(name)))
 		hash.Write(size[:])
 		io.WriteString(hash, name)
-		hash.Write(data)
+		hash.Write(f.sum[:])
 	}
 	s.version = hex.EncodeToString(hash.Sum(nil))
 	return s, nil
 }
 
-// readFile reads the regular file at path, but not much more than limit bytes:
-// what is longer than limit is too long. O_NONBLOCK keeps a FIFO, put in its
-// place a moment ago, from blocking the open.
-func readFile(path string, limit int) ([]byte, error) {
+// readFile writes the regular file at path to w, but only one byte more than
+// limit: what is longer than limit is too long. O_NONBLOCK keeps a FIFO, put in
+// its place a moment ago, from blocking the open.
+func readFile(path string, limit int, w io.Writer) (n int, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, errNotRegular
+		return 0, errNotRegular
 	}
-	var b bytes.Buffer
-	b.Grow(int(min(info.Size(), int64(limit))) + bytes.MinRead)
-	_, err = b.ReadFrom(io.LimitReader(f, int64(limit)+1))
-	return b.Bytes(), err
+	long, err := io.Copy(w, io.LimitReader(f, int64(limit)+1))
+	return int(long), err
 }
 
 // checkUTF8 returns where data stops to be UTF-8.

@@ -51,7 +51,7 @@ func TestReadDir(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(dir, "fifo.conf"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s, err := readDir(dir)
+	s, err := readDir(dir, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,17 +67,16 @@ func TestReadDirVersion(t *testing.T) {
 	version := func(files ...string) string {
 		dir := t.TempDir()
 		write(t, dir, files...)
-		s, err := readDir(dir)
+		s, err := readDir(dir, true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s.version
 	}
 	sum := sha256.New()
-	for _, s := range []string{"a.conf", "x"} {
-		binary.Write(sum, binary.BigEndian, uint64(len(s)))
-	}
-	sum.Write([]byte("a.confx"))
+	binary.Write(sum, binary.BigEndian, uint64(len("a.conf")))
+	x := sha256.Sum256([]byte("x"))
+	sum.Write(append([]byte("a.conf"), x[:]...))
 	if got, want := version("a.conf", "x", "README", "y"), hex.EncodeToString(sum.Sum(nil)); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -109,7 +108,7 @@ func TestReadDirErrors(t *testing.T) {
 		}, "b.conf: with this file the directory has more than 64 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s, err := readDir(tc.setup(t.TempDir()))
+			s, err := readDir(tc.setup(t.TempDir()), true)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, %v, want ...%s...", s, err, tc.want)
 			}
@@ -119,17 +118,17 @@ func TestReadDirErrors(t *testing.T) {
 
 func TestReadStable(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dir")
-	if _, err := readStable(t.Context(), dir); !errors.Is(err, os.ErrNotExist) {
+	if _, err := readStable(t.Context(), dir, ""); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v, want os.ErrNotExist", err)
 	}
 	// A directory that comes while it is looked for is found.
 	time.AfterFunc(readPatient/4, func() { os.Mkdir(dir, 0o755) })
-	if s, err := readStable(t.Context(), dir); err != nil || len(s.files) != 0 {
+	if s, err := readStable(t.Context(), dir, ""); err != nil || len(s.files) != 0 {
 		t.Errorf("got %v, %v, want an empty set", s, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := readStable(ctx, dir+"2"); !errors.Is(err, context.Canceled) {
+	if _, err := readStable(ctx, dir+"2", ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
 }
@@ -173,7 +172,7 @@ func TestReadStableKubernetes(t *testing.T) {
 			last = true
 		default:
 		}
-		s, err := readStable(t.Context(), dir)
+		s, err := readStable(t.Context(), dir, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +188,7 @@ func TestReadStableGivesUp(t *testing.T) {
 	if err := os.Symlink("/proc/sys/kernel/random/uuid", filepath.Join(dir, "a.conf")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readStable(t.Context(), dir); err == nil || !strings.Contains(err.Error(), dir+" keeps changing") {
+	if _, err := readStable(t.Context(), dir, ""); err == nil || !strings.Contains(err.Error(), dir+" keeps changing") {
 		t.Errorf("got %v, want that it keeps changing", err)
 	}
 }

@@ -253,7 +253,7 @@ func (t try) reread(ctx context.Context) error {
 	}
 	t.cur.generation++
 	record, addr := generationRecord(t.cur.generation + 1)
-	if err := writeStaged(filepath.Join(t.cur.dir, hostsDir, generationFile), record, t.cfg.priv); err != nil {
+	if err := writeStaged(filepath.Join(t.cur.dir, hostsDir, generationFile), newText(record), t.cfg.priv); err != nil {
 		return err
 	}
 	if err := t.cur.child.signal(syscall.SIGHUP); err != nil {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -771,4 +772,47 @@ func FuzzReply(f *testing.F) {
 			t.Errorf("took %v for the answer", a.msg)
 		}
 	})
+}
+
+// A server that says nothing costs what its queries need, however long they wait and often they are sent again.
+func TestExchangeMemory(t *testing.T) {
+	u := testUpstream(t)
+	var sent atomic.Int64
+	at, _ := udpServer(t, func(*net.UDPConn, netip.AddrPort, []byte) { sent.Add(1) })
+	b := testBackend(t, u, at)
+	u.use(b)
+	inUse := func() int {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC() // a sync.Pool keeps for one
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc + m.StackInuse)
+	}
+	const queries, each = 2000, 24 << 10 // bytes a query; a stack of 8 KiB is the most of it
+	before := inUse()
+	deadline := time.Now().Add(5 * time.Second)
+	var wg sync.WaitGroup
+	for i := range queries {
+		wg.Go(func() {
+			q := question(fmt.Sprintf("n%d.test.", i), dns.TypeA)
+			if _, err := u.exchange(context.Background(), q, deadline, false, false); !errors.Is(err, errTimeout) {
+				t.Errorf("got %v, want errTimeout", err)
+			}
+		})
+	}
+	eventually(t, "all are outstanding", func() bool { return b.outstanding() == queries })
+	first, once := inUse()-before, sent.Load()
+	if first > queries*each {
+		t.Errorf("%d bytes a query, want %d at most", first/queries, each)
+	}
+	eventually(t, "most were sent again, twice", func() bool { return sent.Load() >= once+queries*3/2 })
+	if later := inUse() - before; later > first+first/4 {
+		t.Errorf("%d bytes for the queries at first, %d when they were sent again", first, later)
+	}
+	wg.Wait()
+	after := inUse() - before
+	t.Logf("%d bytes a query at first, %d left of each", first/queries, after/queries)
+	if after > first/4 {
+		t.Errorf("%d of %d bytes are left", after, first)
+	}
 }
