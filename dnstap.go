@@ -22,7 +22,7 @@ func (n *Nanny) setTap(d *dnstap.Dnstap) {
 
 // toDnstap sends the query to dnsmasq and its answer to the dnstap plugins, from CoreDNS's point of view, as the
 // types FORWARDER_QUERY and FORWARDER_RESPONSE.
-func (n *Nanny) toDnstap(ctx context.Context, a answer, state request.Request, start time.Time) {
+func (n *Nanny) toDnstap(ctx context.Context, a answer, state *request.Request, start time.Time) {
 	address := func(ap netip.AddrPort) net.Addr {
 		if a.tcp {
 			return net.TCPAddrFromAddrPort(ap)
@@ -44,7 +44,7 @@ func (n *Nanny) toDnstap(ctx context.Context, a answer, state request.Request, s
 			q.QueryMessage, _ = state.Req.Pack()
 			r.ResponseMessage, _ = a.msg.Pack()
 		}
-		d.TapMessageWithMetadata(ctx, q, state)
-		d.TapMessageWithMetadata(ctx, r, state)
+		d.TapMessageWithMetadata(ctx, q, *state)
+		d.TapMessageWithMetadata(ctx, r, *state)
 	}
 }

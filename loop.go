@@ -81,24 +81,30 @@ func (g *loopGuard) sees(name string) bool {
 }
 
 // enter is called before a query goes to the child. Where there is a loop, a query of this host that is with the child
-// already is the child's own, come round: it may not go there again. Else leave has to be called.
-func (g *loopGuard) enter(state *request.Request) (leave func(), ok bool) {
+// already is the child's own, come round: it may not go there again. Else, and unless key is empty, leave has to be called.
+func (g *loopGuard) enter(state *request.Request) (key string, ok bool) {
 	if !g.found.Load() {
-		return func() {}, true
+		return "", true
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	q := state.Req.Question[0]
-	key := strings.ToLower(q.Name) + " " + dns.Type(q.Qtype).String() + " " + dns.Class(q.Qclass).String()
+	key = strings.ToLower(q.Name) + " " + dns.Type(q.Qtype).String() + " " + dns.Class(q.Qclass).String()
 	if g.outstanding[key] {
-		return func() {}, !isOwnAddress(state.IP())
+		return "", !isOwnAddress(state.IP())
 	}
 	g.outstanding[key] = true
-	return func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		delete(g.outstanding, key)
-	}, true
+	return key, true
+}
+
+// leave is called when the query that enter gave key to has come back.
+func (g *loopGuard) leave(key string) {
+	if key == "" {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.outstanding, key)
 }
 
 // isOwnAddress tells whether ip is an address of this host.

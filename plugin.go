@@ -87,62 +87,81 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 	if sup.loop.sees(state.Name()) {
 		return dns.RcodeRefused, nil
 	}
-	leave, ok := sup.loop.enter(&state)
+	key, ok := sup.loop.enter(&state)
 	if !ok {
 		return dns.RcodeRefused, nil
 	}
-	defer leave()
+	defer sup.loop.leave(key)
 
 	start := time.Now()
 	falls := n.Next != nil && n.fall.Through(state.Name())
-	span := ot.SpanFromContext(ctx)
-	if span != nil {
-		span = span.Tracer().StartSpan("connect", ot.ChildOf(span.Context()))
-		ctx = ot.ContextWithSpan(ctx, span)
-	}
-	a, err := sup.up.exchange(ctx, r, start.Add(n.set.timeout), state.Proto() != "udp", falls)
-	rcode, asIs := 0, false
+	a, err := n.ask(ctx, sup, &state, start.Add(n.set.timeout), falls)
+	var rcode int
 	if err == nil {
-		if len(n.tap) == 0 && len(a.wire) <= state.Size() && takesOctets(ctx, w, &state) {
-			rcode, asIs = rcodeOf(a.wire)
-		}
-		if !asIs {
-			if err = a.unpack(); err == nil {
-				rcode = a.msg.Rcode
-			}
-		}
+		rcode, err = n.read(ctx, &a, &state)
 	}
-	if span != nil {
-		if err == nil {
-			otext.PeerAddress.Set(span, a.remote.String())
-		}
-		span.Finish()
-	}
-	if err != nil {
-		if falls {
-			return plugin.NextOrFailure(n.Name(), n.Next, ctx, w, r)
-		}
+	switch {
+	case err == nil:
+	case falls:
+		return plugin.NextOrFailure(n.Name(), n.Next, ctx, w, r)
+	default:
 		n.observer.observe(dns.RcodeServerFailure, start)
 		return dns.RcodeServerFailure, err
 	}
-	metadata.SetValueFunc(ctx, "nanny/upstream", a.remote.String)
-	metadata.SetValueFunc(ctx, "nanny/version", sup.stats.versionInService)
+	if metadata.ValueFuncs(ctx) != nil {
+		metadata.SetValueFunc(ctx, "nanny/upstream", a.remote.String)
+		metadata.SetValueFunc(ctx, "nanny/version", sup.stats.versionInService)
+	}
 	if len(n.tap) > 0 {
-		n.toDnstap(ctx, a, state, start)
+		n.toDnstap(ctx, a, &state, start)
 	}
 	n.observer.observe(rcode, start)
-	if rcode == dns.RcodeNameError && falls {
+	switch {
+	case rcode == dns.RcodeNameError && falls:
 		return plugin.NextOrFailure(n.Name(), n.Next, ctx, w, r)
-	}
-	if asIs {
+	case a.msg == nil:
 		_, err = w.Write(a.wire)
-	} else {
+	default:
 		err = w.WriteMsg(a.msg)
 	}
 	if err != nil {
 		return dns.RcodeServerFailure, err
 	}
 	return dns.RcodeSuccess, nil
+}
+
+// ask is exchange in a span, if the query is traced.
+func (n *Nanny) ask(ctx context.Context, sup *supervisor, state *request.Request, deadline time.Time, falls bool) (answer, error) {
+	parent := ot.SpanFromContext(ctx)
+	if parent == nil {
+		return sup.up.exchange(ctx, state.Req, deadline, state.Proto() != "udp", falls)
+	}
+	return traced(ctx, parent, func(ctx context.Context) (answer, error) {
+		return sup.up.exchange(ctx, state.Req, deadline, state.Proto() != "udp", falls)
+	})
+}
+
+func traced(ctx context.Context, parent ot.Span, exchange func(context.Context) (answer, error)) (answer, error) {
+	span := parent.Tracer().StartSpan("connect", ot.ChildOf(parent.Context()))
+	defer span.Finish()
+	a, err := exchange(ot.ContextWithSpan(ctx, span))
+	if err == nil {
+		otext.PeerAddress.Set(span, a.remote.String())
+	}
+	return a, err
+}
+
+// read returns the RCODE of a. Unless its octets can go on as they are, it unpacks it.
+func (n *Nanny) read(ctx context.Context, a *answer, state *request.Request) (rcode int, err error) {
+	if len(n.tap) == 0 && len(a.wire) <= state.Size() && takesOctets(ctx, state.W, state) {
+		if rcode, ok := rcodeOf(a.wire); ok {
+			return rcode, nil
+		}
+	}
+	if err := a.unpack(); err != nil {
+		return 0, err
+	}
+	return a.msg.Rcode, nil
 }
 
 // match tells whether name is one for dnsmasq.

@@ -41,6 +41,7 @@ type tcpPool struct {
 // tcpConn is one connection.
 type tcpConn struct {
 	net.Conn
+	way  way
 	r    *bufio.Reader
 	age  int
 	used time.Time
@@ -82,9 +83,8 @@ func (b *backend) askTCP(ctx context.Context, q *query) (answer, error) {
 		if err == nil {
 			err = c.ask(ctx, q)
 			if err == nil {
-				local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 				p.put(c)
-				return answer{wire: q.takeReply(), local: local, remote: b.addr, tcp: true}, nil
+				return answer{wire: q.takeReply(), way: &c.way}, nil
 			}
 			p.forget(c)
 		}
@@ -127,7 +127,8 @@ func (p *tcpPool) dial(ctx context.Context, deadline time.Time) (*tcpConn, error
 	if err != nil {
 		return nil, err
 	}
-	c := &tcpConn{Conn: conn, r: bufio.NewReaderSize(conn, tcpReadBuf), age: age}
+	local := conn.LocalAddr().(*net.TCPAddr).AddrPort()
+	c := &tcpConn{Conn: conn, way: way{local: local, remote: p.addr, tcp: true}, r: bufio.NewReaderSize(conn, tcpReadBuf), age: age}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.open == nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -21,7 +20,7 @@ type socket struct {
 	b       *backend
 	conn    *net.UDPConn
 	raw     syscall.RawConn
-	local   netip.AddrPort
+	way     way
 	replies atomic.Uint64
 
 	mu      sync.Mutex
@@ -43,7 +42,7 @@ func newSocket(b *backend) (*socket, error) {
 		b:       b,
 		conn:    conn,
 		raw:     raw,
-		local:   conn.LocalAddr().(*net.UDPAddr).AddrPort(),
+		way:     way{local: conn.LocalAddr().(*net.UDPAddr).AddrPort(), remote: b.addr},
 		waiting: make(map[uint16]*query),
 	}, nil
 }
@@ -301,7 +300,7 @@ func (q *query) result(e event) (answer, error) {
 	if e == lost {
 		return answer{}, errLost
 	}
-	return answer{wire: q.takeReply(), local: s.local, remote: s.b.addr}, nil
+	return answer{wire: q.takeReply(), way: &s.way}, nil
 }
 
 // takeReply returns the reply, with the client's ID. q gets another buffer for its next one.

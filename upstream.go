@@ -46,10 +46,15 @@ var (
 	errBusy = errors.New("too many queries outstanding")
 )
 
-// answer is what dnsmasq said, with the addresses of the exchange (for dnstap and metadata).
+// answer is what dnsmasq said.
 type answer struct {
-	wire          []byte   // with the client's ID
-	msg           *dns.Msg // wire unpacked, or nil
+	wire []byte   // with the client's ID
+	msg  *dns.Msg // wire unpacked, or nil
+	*way
+}
+
+// way is how an answer came (for dnstap and metadata).
+type way struct {
 	local, remote netip.AddrPort
 	tcp           bool
 }
@@ -191,14 +196,16 @@ func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time,
 	if err != nil || !stream || !a.truncated() {
 		return a, err
 	}
-	full, err := u.over(ctx, q, (*backend).askTCP)
-	switch {
-	case err == nil:
-		return full, nil
-	case errors.Is(err, errTimeout), errors.Is(err, errNoBackend):
+	return u.whole(ctx, q, a)
+}
+
+// whole asks for the whole of the truncated answer a.
+func (u *upstream) whole(ctx context.Context, q *query, a answer) (answer, error) {
+	whole, err := u.over(ctx, q, (*backend).askTCP)
+	if errors.Is(err, errTimeout) || errors.Is(err, errNoBackend) {
 		return a, nil // better than nothing
 	}
-	return answer{}, err
+	return whole, err
 }
 
 // over asks one backend after the other, by the given method, until one answers.
