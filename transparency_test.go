@@ -8,17 +8,24 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/plugin/pkg/transport"
 	"github.com/coredns/coredns/request"
 	"github.com/miekg/dns"
 )
 
-// frontEnd serves the block's handler as CoreDNS does: behind its ScrubWriter, over UDP and TCP on one port.
-func frontEnd(t *testing.T, n *Nanny) string {
+// frontEnd serves the block's handler as CoreDNS does: behind its ScrubWriter, over UDP and TCP on one port. With octets an
+// answer over UDP isn't unpacked.
+func frontEnd(t *testing.T, n *Nanny, octets bool) string {
 	t.Helper()
 	addr := freeAddr(t, "127.0.0.1").String()
+	ctx := context.Background()
+	if octets {
+		ctx = context.WithValue(ctx, dnsserver.Key{}, &dnsserver.Server{Addr: transport.DNS + "://" + addr})
+	}
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
 		sw := request.NewScrubWriter(r, w)
-		if rcode, err := n.ServeDNS(context.Background(), sw, r); err != nil || rcode != dns.RcodeSuccess {
+		if rcode, err := n.ServeDNS(ctx, sw, r); err != nil || rcode != dns.RcodeSuccess {
 			m := new(dns.Msg)
 			m.SetRcode(r, rcode)
 			sw.WriteMsg(m)
@@ -88,24 +95,26 @@ address=/blocked.test/
 	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": conf.String()})
 	b.await("x.wild.test", "192.0.2.1")
 	direct := b.stats.run.Load().child.addr.String()
-	through := frontEnd(t, b.handler())
+	handler := b.handler()
+	unpacked, octets := frontEnd(t, handler, false), frontEnd(t, handler, true)
 	t.Cleanup(func() { forget(".") })
 
 	count := 0
 	compare := func(m *dns.Msg) {
 		t.Helper()
-		for _, network := range []string{"udp", "tcp"} {
+		for _, way := range []struct{ network, addr string }{{"udp", octets}, {"udp", unpacked}, {"tcp", unpacked}} {
+			network := way.network
 			want, msg := exchangeWith(network, direct, m)
 			if msg != nil {
 				want = serverChanges(m, msg)
 			}
-			got, msg := exchangeWith(network, through, m)
+			got, msg := exchangeWith(network, way.addr, m)
 			if msg != nil {
 				got = serverChanges(m, msg)
 			}
 			count++
 			if got != want {
-				t.Errorf("%s over %s:\ngot\n%s\nwant\n%s", m.Question[0].String(), network, got, want)
+				t.Errorf("%s over %+v:\ngot\n%s\nwant\n%s", m.Question[0].String(), way, got, want)
 			}
 		}
 	}
