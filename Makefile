@@ -5,6 +5,7 @@
 # make man     makes the manual page from README.md
 # make fuzz    runs each fuzz target for FUZZTIME
 # make bench   compares with forward
+# make benchstat  compares the exchange alone with forward's, without CoreDNS around them: 2 minutes
 # make pictures  draws docs/monitoring.svg anew, from a Prometheus that scrapes bin/coredns
 # make soak    everything that can happen at random, under load, for DURATION
 # make events  each thing that can happen many times in a row, under load: 5 minutes
@@ -15,6 +16,7 @@ SEED ?= 1
 RATE ?= 2000
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 GOLANGCI = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 TARGETS = darwin/arm64 freebsd/amd64 linux/arm64 linux/mips
 # An analyzer that reads all dependencies as source, so that another system takes seconds: go vet would compile them.
@@ -22,7 +24,7 @@ TYPECHECK = golang.org/x/tools/go/analysis/passes/lostcancel/cmd/lostcancel@v0.5
 
 MAN = man/coredns-nanny.7
 
-.PHONY: build deps deps-tests run test lint man fuzz bench pictures soak events clean
+.PHONY: build deps deps-tests run test lint man fuzz bench benchstat pictures soak events clean
 
 build:
 	go -C cmd/coredns build -o ../../bin/coredns .
@@ -68,6 +70,11 @@ fuzz: deps
 
 bench: deps build
 	@scripts/bench.sh
+
+benchstat: deps
+	@mkdir -p bin
+	go test -run '^$$' -bench '^BenchmarkExchange$$' -benchmem -count 6 . >bin/exchange.txt
+	go run $(BENCHSTAT) -col /way bin/exchange.txt
 
 pictures: deps-tests build
 	go build -o bin/pictures ./pictures
