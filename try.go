@@ -154,7 +154,9 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		if err != nil {
 			return nil, &transientError{err}
 		}
-		t.stats.start(t.reason)
+		if n == 1 { // another port is the same start
+			t.stats.start(t.reason)
+		}
 		readyCtx, cancel := context.WithTimeoutCause(ctx, readyTime,
 			fmt.Errorf("dnsmasq (pid %d) didn't answer on %s within %s", ch.pid, addr, readyTime))
 		slow := time.AfterFunc(slowTime, func() {

@@ -143,6 +143,25 @@ func TestStartErrors(t *testing.T) {
 		within(t, patience, "the program runs", func() bool { return len(c.services()) == 1 })
 		endsQuickly(t, c)
 	})
+	t.Run("its port is taken twice", func(t *testing.T) {
+		t.Parallel()
+		tries, monitor := filepath.Join(tempDir(t), "tries"), freePort(t)
+		c := start(t, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+nanny("args --no-resolv --no-hosts --address=/kept.example/192.0.2.1",
+			"exec "+script(t, `echo x >>`+tries+`
+if [ $(wc -l <`+tries+`) -lt 3 ]; then
+	echo "dnsmasq: failed to create listening socket for 127.0.0.1: Address already in use" >&2
+	exit 2
+fi
+exec `+dnsmasqPath(t)+` "$@"
+`)))
+		c.waits(t, "kept.example", "192.0.2.1")
+		if n := scrape(t, monitor)[`starts_total{reason="initial",zones="."}`]; n != 1 {
+			t.Errorf("%v starts, want 1: another port is no other start", n)
+		}
+		if got := readFile(t, tries); got != "x\nx\nx\n" {
+			t.Errorf("dnsmasq was run %d times, want 3", len(got)/2)
+		}
+	})
 	t.Run("its last lines are logged", func(t *testing.T) {
 		t.Parallel()
 		c := start(t, nanny("exec "+script(t, `i=0
