@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"time"
 )
@@ -33,12 +34,17 @@ type eye struct {
 	kube       *kubeDNS // of the snapshot read last
 	last       *config  // rendered last
 	ignored    map[string]bool
+	mounted    map[string]bool
 	unresolved map[string]string
 	federated  bool
+	empty      bool
 }
 
 func newEye(sp spec, servers []netip.AddrPort, looks chan look) *eye {
-	return &eye{spec: sp, resolver: newResolver(servers), looks: looks, ignored: map[string]bool{}, unresolved: map[string]string{}}
+	return &eye{
+		spec: sp, resolver: newResolver(servers), looks: looks,
+		ignored: map[string]bool{}, mounted: map[string]bool{}, unresolved: map[string]string{},
+	}
 }
 
 // look reads the directory once. A result that waits in the channel is replaced: only the newest counts.
@@ -71,12 +77,7 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 	if err != nil {
 		return nil, e.blame(err)
 	}
-	for _, name := range s.ignored {
-		if !e.ignored[name] {
-			e.ignored[name] = true
-			log.Infof("%s/%s is ignored: not a regular file named stubDomains, upstreamNameservers, federations, *.conf or *.hosts", e.spec.dir, name)
-		}
-	}
+	e.tellFiles(s)
 	if s.version != e.known {
 		e.known = ""
 		if e.kube, err = parseKubeDNS(s); err != nil {
@@ -102,6 +103,28 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 	}
 	e.known = s.version
 	return e.last, nil
+}
+
+const meanings = "stubDomains, upstreamNameservers, federations, *.conf or *.hosts"
+
+// tellFiles logs, once, what may not be as the directory's owner thinks.
+func (e *eye) tellFiles(s *snapshot) {
+	for _, name := range s.ignored {
+		if !e.ignored[name] {
+			e.ignored[name] = true
+			log.Infof("%s/%s is ignored: not a regular file named %s", e.spec.dir, name, meanings)
+		}
+	}
+	for _, f := range s.files {
+		if path := filepath.Join(e.spec.dir, f.name); !e.mounted[f.name] && isMountPoint(path) {
+			e.mounted[f.name] = true
+			log.Warningf("%s is a mount of its own (subPath?), so a file that replaces the mounted one isn't seen; mount the directory", path)
+		}
+	}
+	if len(s.files) == 0 && !e.empty {
+		log.Warningf("%s has no regular file named %s; dnsmasq runs without any (is the right directory mounted?)", e.spec.dir, meanings)
+	}
+	e.empty = len(s.files) == 0
 }
 
 // blame puts the directory before the name of a file in it.

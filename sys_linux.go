@@ -27,6 +27,12 @@ func waitExit(pid int) {
 	}
 }
 
+// isMountPoint tells whether path is where something is mounted. Kernels before 5.8 don't tell.
+func isMountPoint(path string) bool {
+	var st unix.Statx_t
+	return unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_TYPE, &st) == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}
+
 // ownCapabilities returns the effective and permitted capabilities of this process as bit sets.
 func ownCapabilities() (effective, permitted uint64) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

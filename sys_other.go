@@ -17,6 +17,9 @@ func (p privileges) sysProcAttr() *syscall.SysProcAttr {
 // waitExit does nothing: exec.Cmd.Wait waits and reaps at once.
 func waitExit(int) {}
 
+// isMountPoint: a single file is mounted in containers, on Linux.
+func isMountPoint(string) bool { return false }
+
 // ownCapabilities: root may do everything here, anybody else nothing.
 func ownCapabilities() (effective, permitted uint64) {
 	if syscall.Geteuid() == 0 {

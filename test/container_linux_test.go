@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,6 +50,27 @@ func TestFewCapabilities(t *testing.T) {
 			}
 			endsQuickly(t, c)
 		})
+	}
+}
+
+// TestMountedFile has a file that is a mount of its own, as with subPath: what replaces it outside isn't seen.
+func TestMountedFile(t *testing.T) {
+	t.Parallel()
+	needs(t, "unshare")
+	outside := tempDir(t)
+	put(t, outside, "a.conf", "address=/mounted.example/192.0.2.1\n")
+	dir := configDir(t, map[string]string{"a.conf": "# the file to mount on\n"})
+	port := freePort(t)
+	c := startAs(t, port, server(port, nanny("config "+dir+" 100ms")),
+		"unshare", "-m", "sh", "-c", `mount --bind "$1" "$2" && shift 2 && exec "$@"`, "sh", filepath.Join(outside, "a.conf"), filepath.Join(dir, "a.conf"))
+	c.waits(t, "mounted.example", "192.0.2.1")
+	c.logs.wait(t, 0, "[WARNING]", filepath.Join(dir, "a.conf")+" is a mount of its own")
+	put(t, outside, "a.conf", "address=/mounted.example/192.0.2.2\n")
+	put(t, dir, "b.conf", "address=/other.example/192.0.2.3\n")
+	c.waits(t, "other.example", "192.0.2.3")
+	c.wants(t, "mounted.example", "192.0.2.1")
+	if lines := c.logs.lines(0, "is a mount of its own"); len(lines) != 1 {
+		t.Errorf("said of %q, want it once, of the mounted file", lines)
 	}
 }
 

@@ -95,11 +95,17 @@ func TestHabits(t *testing.T) {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		c := start(t, watching(dir, "args --no-resolv --no-hosts --address=/args.example/192.0.2.1"))
+		c := start(t, nanny("config "+dir+" 100ms", "args --no-resolv --no-hosts --address=/args.example/192.0.2.1"))
 		c.waits(t, "args.example", "192.0.2.1")
 		c.logs.wait(t, 0, "Configuration applied", "files=none")
+		c.logs.wait(t, 0, "[WARNING]", dir+" has no regular file named stubDomains, upstreamNameservers, federations, *.conf or *.hosts")
+		put(t, dir, "README", "nothing of interest")
+		c.logs.wait(t, 0, "README is ignored") // so it was looked at once more
 		put(t, dir, "a.conf", "address=/a.example/192.0.2.2\n")
 		c.waits(t, "a.example", "192.0.2.2")
+		if n := len(c.logs.lines(0, "has no regular file")); n != 1 {
+			t.Errorf("said %d times, want once", n)
+		}
 	})
 	t.Run("10,000 stub domains are few lines in the log", func(t *testing.T) {
 		t.Parallel()
