@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,11 +35,12 @@ func changed(t *testing.T, c *coreDNS, before int, name, want string) {
 	}
 }
 
-// twoUpstreams returns stubDomains for x.example whose servers say 192.0.2.1 or 192.0.2.2 for all names.
+// twoUpstreams returns stubDomains for x.example whose servers say 192.0.2.1 or 192.0.2.2 for all names, and that these may
+// be kept: what one has said may not be given once the other is asked.
 func twoUpstreams(t *testing.T) (one, two string) {
 	t.Helper()
 	stub := func(address string) string {
-		return fmt.Sprintf(`{"x.example": ["127.0.0.1:%d"]}`, dnsmasq(t, "--address=/#/"+address))
+		return fmt.Sprintf(`{"x.example": ["127.0.0.1:%d"]}`, dnsmasq(t, "--local-ttl=600", "--address=/#/"+address))
 	}
 	return stub("192.0.2.1"), stub("192.0.2.2")
 }
@@ -56,23 +58,6 @@ func TestChange(t *testing.T) {
 		put(t, dir, "stubDomains", two)
 		changed(t, c, before, "www.x.example", "192.0.2.2")
 	})
-	t.Run("truncated and written in pieces", func(t *testing.T) {
-		before := c.applied()
-		f, err := os.OpenFile(filepath.Join(dir, "stubDomains"), os.O_WRONLY|os.O_TRUNC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for n := 0; n < len(one); n += 8 {
-			if _, err := f.WriteString(one[n:min(n+8, len(one))]); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
-		changed(t, c, before, "www.x.example", "192.0.2.1")
-	})
 	t.Run("an unrelated file", func(t *testing.T) {
 		before := c.applied()
 		put(t, dir, "README", "nothing of interest")
@@ -82,9 +67,69 @@ func TestChange(t *testing.T) {
 			t.Errorf("%d configurations applied, want none", got)
 		}
 	})
+	t.Run("while another file is written all the time", func(t *testing.T) {
+		before, stop := c.applied(), make(chan struct{})
+		var writer sync.WaitGroup
+		writer.Go(func() {
+			for tick := time.NewTicker(20 * time.Millisecond); ; {
+				select {
+				case <-stop:
+					return
+				case <-tick.C:
+				}
+				if err := os.WriteFile(filepath.Join(dir, "noise.tmp"), []byte(time.Now().String()), 0o644); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		defer writer.Wait()
+		defer close(stop)
+		c.logs.wait(t, 0, "noise.tmp is ignored")
+		put(t, dir, "stubDomains", one)
+		changed(t, c, before, "www.x.example", "192.0.2.1")
+	})
 	if got := c.applied(); got != 3 {
 		t.Errorf("%d configurations applied, want 3", got)
 	}
+	t.Run("truncated and written in pieces", func(t *testing.T) {
+		texts, mark := []string{one, two}, c.logs.mark()
+		for round, steady := 1, 0; steady < 20 && round <= 100; round++ {
+			before, n := c.applied(), round%2
+			if !inPieces(t, filepath.Join(dir, "stubDomains"), texts[n]) {
+				c.waits(t, "www.x.example", fmt.Sprintf("192.0.2.%d", n+1))
+				mark = c.logs.mark()
+				continue
+			}
+			steady++
+			changed(t, c, before, "www.x.example", fmt.Sprintf("192.0.2.%d", n+1))
+			if errs := c.logs.lines(mark, "[ERROR]"); len(errs) > 0 {
+				t.Fatalf("errors in the log: %q", errs)
+			}
+		}
+	})
+}
+
+// inPieces truncates a file and writes text in two pieces, with pauses shorter than nanny waits for the rest. If the machine
+// has made them longer, it returns false.
+func inPieces(t *testing.T, path, text string) (steady bool) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	steady = true
+	for half := len(text) / 2; text != ""; text = text[min(half, len(text)):] {
+		begin := time.Now()
+		time.Sleep(30 * time.Millisecond)
+		if _, err := f.WriteString(text[:min(half, len(text))]); err != nil {
+			t.Fatal(err)
+		}
+		steady = steady && time.Since(begin) < 50*time.Millisecond
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return steady
 }
 
 // volume is a directory that changes as the kubelet changes a ConfigMap's: all files are links through ..data, which is
@@ -443,6 +488,47 @@ wait $child
 			c.child(t)
 			if err := c.end(syscall.SIGTERM); err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestHostsAndServers changes nothing but servers and hosts files, which is SIGHUP where only one dnsmasq may run.
+func TestHostsAndServers(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		how, property string
+		cycles        int
+	}{
+		{"swap", "timeout 5s", 10},
+		{"SIGHUP", fmt.Sprintf("listen 127.0.0.1:%d", freePort(t)), 40},
+	} {
+		t.Run(tt.how, func(t *testing.T) {
+			t.Parallel()
+			one, two := twoUpstreams(t)
+			dir := configDir(t, map[string]string{"stubDomains": one, "kept.hosts": "192.0.2.9 kept.example\n"})
+			c := start(t, watching(dir, tt.property))
+			c.waits(t, "www.x.example", "192.0.2.1")
+			c.logs.wait(t, 0, "Configuration applied")
+			child, load, mark := c.child(t), c.loads(t, "udp", 100, "kept.example"), c.logs.mark()
+			put(t, dir, "stubDomains", two)
+			c.waits(t, "www.x.example", "192.0.2.2")
+			for i := range tt.cycles {
+				address := fmt.Sprintf("192.0.2.%d", i+1)
+				put(t, dir, "n.hosts", address+" n.example\n")
+				c.waits(t, "n.example", address)
+				remove(t, dir, "n.hosts")
+				c.waits(t, "n.example", "REFUSED")
+			}
+			flawless(t, load)
+			c.wants(t, "www.x.example", "192.0.2.2")
+			if now := c.child(t); (now.pid == child.pid) != (tt.how == "SIGHUP") {
+				t.Errorf("pid %d, then %d", child.pid, now.pid)
+			}
+			want := 1 + 2*tt.cycles
+			within(t, patience, "all changes are said", func() bool { return len(c.logs.lines(mark, "Configuration applied")) >= want })
+			if n := len(c.logs.lines(mark, "Configuration applied", fmt.Sprintf("how=%q", tt.how))); n != want {
+				t.Errorf("%d changes applied by %s, want %d", n, tt.how, want)
 			}
 		})
 	}

@@ -146,21 +146,29 @@ func TestStagingFull(t *testing.T) {
 	}
 }
 
-// TestNoInotify has no watches left. A user namespace has its own number of them.
+// TestNoInotify has no watches or no instances of inotify left. A user namespace has its own number of them.
 func TestNoInotify(t *testing.T) {
 	t.Parallel()
 	needs(t, "unshare", "setpriv")
-	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
-	port := freePort(t)
-	// Without CAP_SETUID, as the namespace has no user but root for dnsmasq.
-	c := startAs(t, port, server(port, nanny("config "+dir+" 300ms")),
-		"unshare", "-U", "-r", "sh", "-c", `echo 0 >/proc/sys/user/max_inotify_watches && exec setpriv --bounding-set=-setuid "$@"`, "sh")
-	c.waits(t, "kept.example", "192.0.2.1")
-	c.logs.wait(t, 0, "[WARNING]", "No change notifications for "+dir+", looking at it at intervals only: no space left on device")
-	put(t, dir, "b.conf", "address=/new.example/192.0.2.2\n")
-	c.waits(t, "new.example", "192.0.2.2")
-	if n := len(c.logs.lines(0, "No change notifications")); n != 1 {
-		t.Errorf("said %d times, want once", n)
+	for _, tt := range []struct{ limit, reason string }{
+		{"max_inotify_watches", "no space left on device"},
+		{"max_inotify_instances", "too many open files"},
+	} {
+		t.Run(tt.limit, func(t *testing.T) {
+			t.Parallel()
+			dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+			port := freePort(t)
+			// Without CAP_SETUID, as the namespace has no user but root for dnsmasq.
+			c := startAs(t, port, server(port, nanny("config "+dir+" 300ms")),
+				"unshare", "-U", "-r", "sh", "-c", `echo 0 >/proc/sys/user/`+tt.limit+` && exec setpriv --bounding-set=-setuid "$@"`, "sh")
+			c.waits(t, "kept.example", "192.0.2.1")
+			c.logs.wait(t, 0, "[WARNING]", "No change notifications for "+dir+", looking at it at intervals only: ", tt.reason)
+			put(t, dir, "b.conf", "address=/new.example/192.0.2.2\n")
+			c.waits(t, "new.example", "192.0.2.2")
+			if n := len(c.logs.lines(0, "No change notifications")); n != 1 {
+				t.Errorf("said %d times, want once", n)
+			}
+		})
 	}
 }
 
