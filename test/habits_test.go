@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 )
@@ -88,6 +89,42 @@ func TestHabits(t *testing.T) {
 			c.wants(t, fmt.Sprintf("n%d.order.example", i), "192.0.2.1")
 			c.wants(t, fmt.Sprintf("n%d.stub.order.example", i), "192.0.2.1")
 		}
+	})
+	t.Run("a hosts file that a *.conf names isn't watched", func(t *testing.T) {
+		t.Parallel()
+		outside := tempDir(t)
+		put(t, outside, "names", "192.0.2.1 named.example\n")
+		c, dir := running(t, map[string]string{"a.conf": "addn-hosts=" + outside + "/names\n"})
+		c.waits(t, "named.example", "192.0.2.1")
+		before := c.applied()
+		put(t, outside, "names", "192.0.2.2 named.example\n")
+		c.wants(t, "named.example", "192.0.2.1")
+		put(t, dir, "b.conf", "# nothing\n") // a change of the directory brings it in
+		changed(t, c, before, "named.example", "192.0.2.2")
+	})
+	t.Run("a server that doesn't answer beside one that does", func(t *testing.T) {
+		t.Parallel()
+		dead, live := silent(t), dnsmasq(t, "--address=/#/192.0.2.1")
+		list := fmt.Sprintf(`["127.0.0.1:%d", "127.0.0.1:%d"]`, dead, live)
+		c, _ := running(t, map[string]string{"upstreamNameservers": list, "stubDomains": `{"stub.example": ` + list + "}"})
+		begin := time.Now()
+		for i := range 30 {
+			c.wants(t, fmt.Sprintf("n%d.example", i), "192.0.2.1")
+			c.wants(t, fmt.Sprintf("n%d.stub.example", i), "192.0.2.1")
+		}
+		if took := time.Since(begin); took > 30*time.Second { // each would cost a second or more
+			t.Errorf("60 queries took %s", took)
+		}
+	})
+	t.Run("dns-loop-detect", func(t *testing.T) {
+		t.Parallel()
+		dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+		c := start(t, watching(dir, fmt.Sprintf("listen 127.0.0.1:%d", freePort(t))))
+		c.waits(t, "kept.example", "192.0.2.1")
+		put(t, dir, "l.conf", fmt.Sprintf("dns-loop-detect\nserver=127.0.0.1#%d\n", c.port))
+		c.logs.wait(t, 0, "[WARNING]", fmt.Sprintf("NOT using nameserver 127.0.0.1#%d - query loop detected", c.port))
+		c.wants(t, "www.example.org", "REFUSED")
+		c.wants(t, "kept.example", "192.0.2.1")
 	})
 	t.Run("an empty directory", func(t *testing.T) {
 		t.Parallel()
