@@ -5,9 +5,9 @@ COPY . .
 RUN CGO_ENABLED=0 GOFLAGS=-buildvcs=false go -C cmd/coredns build -trimpath -ldflags=-s -o /coredns .
 
 FROM debian:12-slim
-COPY scripts/image.sh /tmp/image.sh
-COPY --from=build /coredns /tmp/coredns
-RUN /tmp/image.sh / /tmp/coredns && rm -rf /tmp/image.sh /tmp/coredns /var/lib/apt/lists/*
+# A mount, as a COPY would have CoreDNS in the image twice.
+RUN --mount=type=bind,from=build,target=/build \
+    /build/src/scripts/image.sh / /build/coredns && rm -rf /var/lib/apt/lists/*
 USER 65532:65532
 EXPOSE 53/udp 53/tcp
 ENTRYPOINT ["/usr/bin/coredns"]
