@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -59,5 +60,25 @@ func TestKubernetes(t *testing.T) {
 			"stubDomains":         `{"shop.example": ["web.shop.svc.cluster.local"]}`,
 		})
 		c.logs.wait(t, mark, "using nameserver 192.0.2.100#53 for domain shop.example")
+	})
+	t.Run("a stub domain below the cluster's", func(t *testing.T) {
+		inner := dnsmasq(t, "--address=/corp.cluster.local/192.0.2.3")
+		mark := c.logs.mark()
+		v.swap(t, map[string]string{
+			"upstreamNameservers": v.keys["upstreamNameservers"],
+			"stubDomains":         fmt.Sprintf(`{"corp.cluster.local": ["127.0.0.1:%d"]}`, inner),
+		})
+		c.logs.wait(t, mark, "Configuration applied")
+		c.wants(t, "www.corp.cluster.local", "NXDOMAIN")
+		const line, way = "fallthrough in-addr.arpa ip6.arpa", "fallthrough in-addr.arpa ip6.arpa corp.cluster.local\n"
+		if doc := readFile(t, filepath.Join("..", "docs", "migration.md")); !strings.Contains(doc, way) {
+			t.Errorf("docs/migration.md doesn't say %q", way)
+		}
+		c.reload(t, strings.Replace(corefile, line, way, 1), reloaded)
+		c.waits(t, "www.corp.cluster.local", "192.0.2.3")
+		c.wants(t, "corp.cluster.local", "192.0.2.3")
+		c.wants(t, "web.shop.svc.cluster.local", "192.0.2.100")
+		c.wants(t, "none.shop.svc.cluster.local", "NXDOMAIN")
+		c.wants(t, "none.cluster.local", "NXDOMAIN")
 	})
 }
