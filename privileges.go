@@ -59,8 +59,8 @@ func findPrivileges(ds []directive, port uint16) (privileges, error) {
 		switch d.name {
 		case "user", "group":
 			// Root is for the Corefile's owner to give, not for who can write the directory.
-			if d.value == "root" && d.watched() {
-				p.warnings = append(p.warnings, d.at()+": "+d.name+" root can only be given in args; line ignored")
+			if d.watched() && isRoot(d) {
+				p.warnings = append(p.warnings, d.at()+": "+d.name+" "+d.value+" is root and can only be given in args; line ignored")
 				continue
 			}
 			if d.name == "user" {
@@ -111,6 +111,16 @@ func findPrivileges(ds []directive, port uint16) (privileges, error) {
 		}
 	}
 	return p, nil
+}
+
+// isRoot tells whether the user or group that d names is root, or a user of root's group, by whatever name.
+func isRoot(d directive) bool {
+	if d.name == "user" {
+		u, err := user.Lookup(d.value)
+		return err == nil && (u.Uid == "0" || u.Gid == "0")
+	}
+	g, err := user.LookupGroup(d.value)
+	return err == nil && g.Gid == "0"
 }
 
 // lookupUser finds the user that dnsmasq is to run as.

@@ -2,6 +2,7 @@ package nanny
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -268,6 +269,7 @@ func TestExchangeForeign(t *testing.T) {
 			return packed
 		}
 	}
+	const strangers = "the right one, from another port"
 	tests := []struct {
 		name  string
 		first func(packet []byte) []byte
@@ -285,11 +287,21 @@ func TestExchangeForeign(t *testing.T) {
 		{"no question", reply(func(m *dns.Msg) { m.Question = nil })},
 		{"two questions", reply(func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) })},
 		{"large", func([]byte) []byte { return make([]byte, 60000) }},
+		{strangers, reply(func(m *dns.Msg) { m.Rcode = dns.RcodeNameError })},
 	}
+	stranger, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			at, _ := udpServer(t, func(conn *net.UDPConn, from netip.AddrPort, packet []byte) {
-				_, _ = conn.WriteToUDPAddrPort(tc.first(packet), from)
+				first := conn
+				if tc.name == strangers {
+					first = stranger
+				}
+				_, _ = first.WriteToUDPAddrPort(tc.first(packet), from)
 				_, _ = conn.WriteToUDPAddrPort(reply(func(m *dns.Msg) {
 					m.Question[0].Name = "A.TesT."
 					m.Rcode = dns.RcodeNotZone
@@ -657,13 +669,14 @@ func TestExchangeClose(t *testing.T) {
 	}
 }
 
-// TestExchangeIDs has more queries outstanding than there are IDs.
+// TestExchangeIDs has more queries outstanding than there are IDs, which come in no order.
 func TestExchangeIDs(t *testing.T) {
 	at, _ := udpServer(t, silent)
 	u := testUpstream(t)
 	b := testBackend(t, u, at)
 	s := b.sockets[0]
 	const n = maxIDs
+	next, last := 0, uint16(0)
 	for range n {
 		q := queries.Get().(*query)
 		if err := q.pack(question("a.test.", dns.TypeA)); err != nil {
@@ -672,6 +685,14 @@ func TestExchangeIDs(t *testing.T) {
 		if err := s.add(q); err != nil {
 			t.Fatalf("add: %v", err)
 		}
+		id := binary.BigEndian.Uint16(q.wire)
+		if id == last+1 {
+			next++
+		}
+		last = id
+	}
+	if next > n/100 {
+		t.Errorf("%d of %d IDs follow the one before", next, n)
 	}
 	if len(s.waiting) != n {
 		t.Fatalf("got %d different IDs, want %d", len(s.waiting), n)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,6 +41,29 @@ func TestLoopbackOnly(t *testing.T) {
 	}
 	if n != 2 {
 		t.Errorf("%d sockets at dnsmasq's port, want one for UDP and one for TCP", n)
+	}
+}
+
+// TestRootByAnotherName: the directory can't make dnsmasq run as a user with root's number.
+func TestRootByAnotherName(t *testing.T) {
+	t.Parallel()
+	needs(t, "unshare")
+	etc := tempDir(t)
+	put(t, etc, "passwd", readFile(t, "/etc/passwd")+"toor:x:0:0::/:/bin/sh\nhalf:x:4711:0::/:/bin/sh\n")
+	put(t, etc, "group", readFile(t, "/etc/group")+"wheel:x:0:\n")
+	const mount = `mount --bind "$1/passwd" /etc/passwd && mount --bind "$1/group" /etc/group && shift && exec "$@"`
+	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+	port := freePort(t)
+	c := startAs(t, port, server(port, watching(dir)), "unshare", "-m", "sh", "-c", mount, "sh", etc)
+	c.waits(t, "kept.example", "192.0.2.1")
+	for i, line := range []string{"user=toor", "user=half", "group=wheel"} {
+		put(t, dir, "a.conf", fmt.Sprintf("address=/kept.example/198.51.100.%d\n%s\n", i, line))
+		c.waits(t, "kept.example", fmt.Sprintf("198.51.100.%d", i))
+		c.logs.wait(t, 0, "[WARNING]", "a.conf:2: "+strings.Replace(line, "=", " ", 1)+" is root")
+		ids := regexp.MustCompile(`(?m)^[UG]id:.*\t0\b.*`).FindAllString(readFile(t, fmt.Sprintf("/proc/%d/status", c.child(t).pid)), -1)
+		if len(ids) > 0 {
+			t.Errorf("%s: dnsmasq has %q", line, ids)
+		}
 	}
 }
 
