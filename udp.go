@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -96,42 +95,47 @@ func (s *socket) remind(now time.Time) {
 // read gives each reply to its query, until s is closed.
 func (s *socket) read() {
 	buf := make([]byte, udpBuffer)
-	for {
-		n, err := s.conn.Read(buf)
-		switch {
-		case err == nil:
-			s.deliver(buf[:n])
-		case s.b.quit.Load():
-			return
-		case isRefused(err):
-			s.b.refuse()
-		default:
-			time.Sleep(retryAfter) // out of memory, say; never spin
+	_ = s.raw.Read(func(fd uintptr) (end bool) { // called again when there is something to read
+		for {
+			n, err := syscall.Read(int(fd), buf)
+			switch {
+			case err == nil:
+				if s.deliver(buf[:n]) {
+					return false
+				}
+			case errors.Is(err, syscall.EAGAIN):
+				return false
+			case isRefused(err):
+				s.b.refuse()
+			case s.b.quit.Load():
+				return true
+			default:
+				time.Sleep(retryAfter) // out of memory, say; never spin
+			}
 		}
-	}
+	})
 }
 
-// deliver gives reply to its query. What answers none is dropped: late, foreign, garbage.
-func (s *socket) deliver(reply []byte) {
+// deliver gives reply to its query. What answers none is dropped: late, foreign, garbage. It returns true if no other query is
+// outstanding, so that there is nothing more to read now: who asks the kernel for it delays the query that has its answer.
+func (s *socket) deliver(reply []byte) (last bool) {
 	if len(reply) < headerSize {
-		return
+		return false
 	}
 	id := uint16(reply[0])<<8 | uint16(reply[1])
 	s.mu.Lock()
 	q := s.waiting[id]
 	if q == nil || !q.answeredBy(reply) {
 		s.mu.Unlock()
-		return
+		return false
 	}
 	delete(s.waiting, id)
-	alone := len(s.waiting) == 0
+	last = len(s.waiting) == 0
 	s.mu.Unlock()
 	s.replies.Add(1)
 	q.reply = append(q.reply[:0], reply...)
 	q.done <- answered
-	if alone {
-		runtime.Gosched() // nothing more to read: q's goroutine goes on first, before read finds that out
-	}
+	return last
 }
 
 // isRefused tells whether err is the kernel's word that nobody listens at the other end.

@@ -669,6 +669,28 @@ func TestExchangeClose(t *testing.T) {
 	}
 }
 
+// The reader stops reading when nothing more is outstanding. An answer that comes then is read at once, and not with the next
+// one, or by being asked for again.
+func TestExchangeFew(t *testing.T) {
+	at, _ := udpServer(t, echo)
+	u := testUpstream(t)
+	u.use(testBackend(t, u, at))
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for range 5000 {
+				if _, err := u.exchange(served(t), question("a.test.", dns.TypeA), time.Now().Add(5*time.Second), false, false); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := u.retransmitted.Load(); n > 0 {
+		t.Errorf("%d queries were sent again", n)
+	}
+}
+
 // TestExchangeIDs has more queries outstanding than there are IDs, which come in no order.
 func TestExchangeIDs(t *testing.T) {
 	at, _ := udpServer(t, silent)
