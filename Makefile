@@ -3,6 +3,7 @@
 # make test    runs the tests, with the real dnsmasq
 # make lint    runs the linters and checks the types, of the tests too, for the other systems
 # make man     makes the manual page from README.md
+# make manifests  brings examples/monitoring's alerts and dashboard into deploy/kubernetes/monitoring
 # make fuzz    runs each fuzz target for FUZZTIME
 # make bench   compares with forward
 # make benchstat  compares the exchange alone with forward's, without CoreDNS around them: 2 minutes
@@ -24,7 +25,7 @@ TYPECHECK = golang.org/x/tools/go/analysis/passes/lostcancel/cmd/lostcancel@v0.5
 
 MAN = man/coredns-nanny.7
 
-.PHONY: build deps deps-tests run test lint man fuzz bench benchstat pictures soak events clean
+.PHONY: build deps deps-tests run test lint man manifests fuzz bench benchstat pictures soak events clean
 
 build:
 	go -C cmd/coredns build -o ../../bin/coredns .
@@ -60,6 +61,10 @@ lint:
 man:
 	scripts/man.sh >$(MAN).new
 	mv $(MAN).new $(MAN)
+
+manifests:
+	cp examples/monitoring/dashboard.json deploy/kubernetes/monitoring/
+	scripts/prometheusrule.sh <examples/monitoring/rules.yml >deploy/kubernetes/monitoring/rules.yaml
 
 fuzz: deps
 	@set -e; list=$$(go test -list '^Fuzz' .); \

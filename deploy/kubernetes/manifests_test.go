@@ -2,10 +2,15 @@
 package kubernetes
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -13,6 +18,7 @@ import (
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
 )
 
 // build is `kubectl kustomize dir`: its objects by kind, decoded as the API server does it, so that an unknown field fails.
@@ -30,6 +36,8 @@ func build(t *testing.T, dir string) map[string]any {
 		}
 		types := map[string]any{
 			"apps/v1 DaemonSet":                               &appsv1.DaemonSet{},
+			"monitoring.coreos.com/v1 PodMonitor":             &monitoringv1.PodMonitor{},
+			"monitoring.coreos.com/v1 PrometheusRule":         &monitoringv1.PrometheusRule{},
 			"apps/v1 Deployment":                              &appsv1.Deployment{},
 			"policy/v1 PodDisruptionBudget":                   &policyv1.PodDisruptionBudget{},
 			"rbac.authorization.k8s.io/v1 ClusterRole":        &rbacv1.ClusterRole{},
@@ -91,6 +99,43 @@ func TestNodeLocal(t *testing.T) {
 	}
 	if policy := get[*corev1.Service](t, overlay).Spec.InternalTrafficPolicy; policy == nil || *policy != corev1.ServiceInternalTrafficPolicyLocal {
 		t.Error("the service isn't local to the node")
+	}
+}
+
+// TestMonitoring: the alerts and the dashboard are those of examples/monitoring, for the pods of the base.
+func TestMonitoring(t *testing.T) {
+	objects := build(t, "monitoring")
+	examples := filepath.Join("..", "..", "examples", "monitoring")
+	read := func(name string) []byte {
+		t.Helper()
+		data, err := os.ReadFile(filepath.Join(examples, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	var want monitoringv1.PrometheusRuleSpec
+	if err := yaml.Unmarshal(read("rules.yml"), &want); err != nil {
+		t.Fatal(err)
+	}
+	if got := get[*monitoringv1.PrometheusRule](t, objects).Spec; len(got.Groups) == 0 || !reflect.DeepEqual(got, want) {
+		t.Error("other rules than examples/monitoring/rules.yml: make manifests")
+	}
+	if get[*corev1.ConfigMap](t, objects).Data["dashboard.json"] != string(read("dashboard.json")) {
+		t.Error("another dashboard than examples/monitoring/dashboard.json: make manifests")
+	}
+	pod := get[*appsv1.Deployment](t, build(t, "base")).Spec.Template
+	monitor := get[*monitoringv1.PodMonitor](t, objects).Spec
+	if !reflect.DeepEqual(monitor.Selector.MatchLabels, pod.Labels) {
+		t.Errorf("it selects %v, the pods are %v", monitor.Selector.MatchLabels, pod.Labels)
+	}
+	endpoint := monitor.PodMetricsEndpoints[0]
+	if port := *endpoint.Port; !slices.ContainsFunc(pod.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool { return p.Name == port }) {
+		t.Errorf("the pod has no port %s", port)
+	}
+	job := *endpoint.RelabelConfigs[0].Replacement
+	if selector := fmt.Sprintf("{job=%q}", job); endpoint.RelabelConfigs[0].TargetLabel != "job" || !strings.Contains(string(read("rules.yml")), selector) {
+		t.Errorf("the alerts don't have the job %s", job)
 	}
 }
 
