@@ -342,7 +342,7 @@ func TestTFTP(t *testing.T) {
 	needs(t, "busybox")
 	base := "interface=lan0\nno-resolv\nno-hosts\nno-ping\naddress=/kept.example/192.0.2.7\ndhcp-range=192.0.2.100,192.0.2.200,255.255.255.0,1h\n"
 	put(t, h.dir, "dnsmasq.conf", base)
-	port := h.router.sample("udp", 69)
+	port, pxe := h.router.sample("udp", 69), h.router.sample("udp", 4011)
 	c := h.start(t)
 	end := h.probe(t, "kept.example", "192.0.2.7")
 	got := h.lease(t, 1, "laptop")
@@ -365,7 +365,7 @@ func TestTFTP(t *testing.T) {
 		root := tempDir(t)
 		put(t, root, "boot", content)
 		mark := c.logs.mark()
-		put(t, h.dir, "tftp.conf", "enable-tftp\ntftp-root="+root+"\ndhcp-boot=boot\n")
+		put(t, h.dir, "tftp.conf", "enable-tftp\ntftp-root="+root+"\ndhcp-boot=boot\npxe-service=x86PC,\"Start from the network\",boot\n")
 		c.logs.wait(t, mark, "Configuration applied", "tftp.conf", `how="in place"`)
 		if got := fetch(); got != content {
 			t.Errorf("round %d: got %q, want %s", i, got, content)
@@ -373,14 +373,20 @@ func TestTFTP(t *testing.T) {
 		if got := h.lease(t, 1, "laptop"); got.file != "boot" {
 			t.Errorf("round %d: got boot file %q", i, got.file)
 		}
+		if n := h.router.sockets("udp", 4011); n != 1 {
+			t.Errorf("round %d: %d sockets of PXE, want 1", i, n)
+		}
 	}
 	mark := c.logs.mark()
 	remove(t, h.dir, "tftp.conf")
 	c.logs.wait(t, mark, "Configuration applied", "-tftp.conf", `how="in place"`)
-	if n := h.router.sockets("udp", 69); n != 0 {
-		t.Errorf("%d TFTP sockets are left", n)
+	if n := h.router.sockets("udp", 69) + h.router.sockets("udp", 4011); n != 0 {
+		t.Errorf("%d sockets of TFTP and PXE are left", n)
 	}
 	end()
+	if pxe.end(); pxe.most != 1 {
+		t.Errorf("at most %d sockets of PXE in %d samples, want 1", pxe.most, pxe.samples)
+	}
 	if port.end(); port.most != 2 {
 		t.Errorf("at most %d sockets of TFTP in %d samples, want 2: on lan0 and on lo", port.most, port.samples)
 	}

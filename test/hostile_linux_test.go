@@ -112,6 +112,32 @@ func TestHostileDirectory(t *testing.T) {
 	}
 }
 
+// TestGrowingFile reads a file while it grows: what is there by then is no error, and all of it is in service in the end.
+func TestGrowingFile(t *testing.T) {
+	t.Parallel()
+	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n", "grows.conf": ""})
+	c := start(t, watching(dir))
+	c.waits(t, "kept.example", "192.0.2.1")
+	f, err := os.OpenFile(filepath.Join(dir, "grows.conf"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mark := c.logs.mark()
+	const lines = 3000
+	for i := range lines {
+		if _, err := fmt.Fprintf(f, "address=/g%d.example/192.0.2.2\n", i); err != nil {
+			t.Fatal(err)
+		}
+		c.wants(t, "kept.example", "192.0.2.1")
+	}
+	c.waits(t, fmt.Sprintf("g%d.example", lines-1), "192.0.2.2")
+	if errs := c.logs.lines(mark, "[ERROR]"); len(errs) > 0 {
+		t.Errorf("errors in the log: %q", errs)
+	}
+	t.Logf("%d configurations applied meanwhile", c.applied())
+}
+
 // TestStagingFull has no room for what a change needs, with a swap and in place.
 func TestStagingFull(t *testing.T) {
 	t.Parallel()
