@@ -158,6 +158,11 @@ func newSupervisor(sp spec, set settings, reason string, gate <-chan struct{}) (
 		warned:      map[string]bool{},
 	}
 	s.stats.valid.Store(true)
+	for _, d := range parseArgs(sp.args) {
+		if d.name == "conf-file" || d.name == "conf-dir" {
+			log.Infof("%s %s in args isn't watched: dnsmasq reads it when it is started", d.name, d.value)
+		}
+	}
 	go s.run()
 	return s, nil
 }

@@ -102,6 +102,23 @@ func TestHabits(t *testing.T) {
 		put(t, dir, "b.conf", "# nothing\n") // a change of the directory brings it in
 		changed(t, c, before, "named.example", "192.0.2.2")
 	})
+	t.Run("a configuration that args names isn't watched", func(t *testing.T) {
+		t.Parallel()
+		outside := tempDir(t)
+		path := filepath.Join(outside, "other.conf")
+		put(t, outside, "other.conf", "address=/named.example/192.0.2.1\n")
+		dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+		c := start(t, watching(dir, "args --conf-file="+path))
+		c.waits(t, "named.example", "192.0.2.1")
+		before := c.applied()
+		put(t, outside, "other.conf", "address=/named.example/192.0.2.2\n")
+		c.wants(t, "named.example", "192.0.2.1")
+		put(t, dir, "b.conf", "# nothing\n") // dnsmasq is started anew
+		changed(t, c, before, "named.example", "192.0.2.2")
+		if lines := c.logs.lines(0, "[INFO]", "conf-file "+path+" in args isn't watched"); len(lines) != 1 {
+			t.Errorf("said %d times, want once", len(lines))
+		}
+	})
 	t.Run("a server that doesn't answer beside one that does", func(t *testing.T) {
 		t.Parallel()
 		dead, live := silent(t), dnsmasq(t, "--address=/#/192.0.2.1")
