@@ -132,23 +132,25 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 
 // ask is exchange in a span, if the query is traced.
 func (n *Nanny) ask(ctx context.Context, sup *supervisor, state *request.Request, deadline time.Time, falls bool) (answer, error) {
-	parent := ot.SpanFromContext(ctx)
-	if parent == nil {
-		return sup.up.exchange(ctx, state.Req, deadline, state.Proto() != "udp", falls)
-	}
-	return traced(ctx, parent, func(ctx context.Context) (answer, error) {
-		return sup.up.exchange(ctx, state.Req, deadline, state.Proto() != "udp", falls)
-	})
-}
-
-func traced(ctx context.Context, parent ot.Span, exchange func(context.Context) (answer, error)) (answer, error) {
-	span := parent.Tracer().StartSpan("connect", ot.ChildOf(parent.Context()))
-	defer span.Finish()
-	a, err := exchange(ot.ContextWithSpan(ctx, span))
-	if err == nil {
-		otext.PeerAddress.Set(span, a.remote.String())
+	ctx, span := startSpan(ctx)
+	a, err := sup.up.exchange(ctx, state.Req, deadline, state.Proto() != "udp", falls)
+	if span != nil {
+		if err == nil {
+			otext.PeerAddress.Set(span, a.remote.String())
+		}
+		span.Finish()
 	}
 	return a, err
+}
+
+// startSpan returns a nil span if the query isn't traced. It is no part of ask, as it would make the stack of each query larger.
+func startSpan(ctx context.Context) (context.Context, ot.Span) {
+	parent := ot.SpanFromContext(ctx)
+	if parent == nil {
+		return ctx, nil
+	}
+	span := parent.Tracer().StartSpan("connect", ot.ChildOf(parent.Context()))
+	return ot.ContextWithSpan(ctx, span), span
 }
 
 // read returns the RCODE of a. Unless its octets can go on as they are, it unpacks it.

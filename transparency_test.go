@@ -102,19 +102,18 @@ address=/blocked.test/
 	count := 0
 	compare := func(m *dns.Msg) {
 		t.Helper()
-		for _, way := range []struct{ network, addr string }{{"udp", octets}, {"udp", unpacked}, {"tcp", unpacked}} {
-			network := way.network
-			want, msg := exchangeWith(network, direct, m)
+		for _, to := range []struct{ network, addr string }{{"udp", octets}, {"udp", unpacked}, {"tcp", unpacked}} {
+			want, msg := exchangeWith(to.network, direct, m)
 			if msg != nil {
 				want = serverChanges(m, msg)
 			}
-			got, msg := exchangeWith(network, way.addr, m)
+			got, msg := exchangeWith(to.network, to.addr, m)
 			if msg != nil {
 				got = serverChanges(m, msg)
 			}
 			count++
 			if got != want {
-				t.Errorf("%s over %+v:\ngot\n%s\nwant\n%s", m.Question[0].String(), way, got, want)
+				t.Errorf("%s over %+v:\ngot\n%s\nwant\n%s", m.Question[0].String(), to, got, want)
 			}
 		}
 	}

@@ -90,35 +90,29 @@ func TestHabits(t *testing.T) {
 			c.wants(t, fmt.Sprintf("n%d.stub.order.example", i), "192.0.2.1")
 		}
 	})
-	t.Run("a hosts file that a *.conf names isn't watched", func(t *testing.T) {
-		t.Parallel()
-		outside := tempDir(t)
-		put(t, outside, "names", "192.0.2.1 named.example\n")
-		c, dir := running(t, map[string]string{"a.conf": "addn-hosts=" + outside + "/names\n"})
-		c.waits(t, "named.example", "192.0.2.1")
-		before := c.applied()
-		put(t, outside, "names", "192.0.2.2 named.example\n")
-		c.wants(t, "named.example", "192.0.2.1")
-		put(t, dir, "b.conf", "# nothing\n") // a change of the directory brings it in
-		changed(t, c, before, "named.example", "192.0.2.2")
-	})
-	t.Run("a configuration that args names isn't watched", func(t *testing.T) {
-		t.Parallel()
-		outside := tempDir(t)
-		path := filepath.Join(outside, "other.conf")
-		put(t, outside, "other.conf", "address=/named.example/192.0.2.1\n")
-		dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
-		c := start(t, watching(dir, "args --conf-file="+path))
-		c.waits(t, "named.example", "192.0.2.1")
-		before := c.applied()
-		put(t, outside, "other.conf", "address=/named.example/192.0.2.2\n")
-		c.wants(t, "named.example", "192.0.2.1")
-		put(t, dir, "b.conf", "# nothing\n") // dnsmasq is started anew
-		changed(t, c, before, "named.example", "192.0.2.2")
-		if lines := c.logs.lines(0, "[INFO]", "conf-file "+path+" in args isn't watched"); len(lines) != 1 {
-			t.Errorf("said %d times, want once", len(lines))
-		}
-	})
+	for _, tt := range []struct{ name, text, conf, property, said string }{ // %s is the file's path, in text an address
+		{"a hosts file that a *.conf names isn't watched", "%s named.example\n", "addn-hosts=%s\n", "", ""},
+		{"a configuration that args names isn't watched", "address=/named.example/%s\n", "", "args --conf-file=%s", "conf-file %s in args isn't watched"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			outside := tempDir(t)
+			named := func(s string) string { return strings.ReplaceAll(s, "%s", filepath.Join(outside, "named")) }
+			put(t, outside, "named", fmt.Sprintf(tt.text, "192.0.2.1"))
+			dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n" + named(tt.conf)})
+			c := start(t, watching(dir, named(tt.property)))
+			c.waits(t, "named.example", "192.0.2.1")
+			c.logs.wait(t, 0, "Configuration applied")
+			before := c.applied()
+			put(t, outside, "named", fmt.Sprintf(tt.text, "192.0.2.2"))
+			c.wants(t, "named.example", "192.0.2.1")
+			put(t, dir, "b.conf", "# nothing\n") // a change of the directory brings it in: dnsmasq is started anew
+			changed(t, c, before, "named.example", "192.0.2.2")
+			if lines := c.logs.lines(0, "[INFO]", named(tt.said)); tt.said != "" && len(lines) != 1 {
+				t.Errorf("said %d times, want once", len(lines))
+			}
+		})
+	}
 	t.Run("a server that doesn't answer beside one that does", func(t *testing.T) {
 		t.Parallel()
 		dead, live := silent(t), dnsmasq(t, "--address=/#/192.0.2.1")

@@ -36,9 +36,9 @@ func build(t *testing.T, dir string) map[string]any {
 		}
 		types := map[string]any{
 			"apps/v1 DaemonSet":                               &appsv1.DaemonSet{},
+			"apps/v1 Deployment":                              &appsv1.Deployment{},
 			"monitoring.coreos.com/v1 PodMonitor":             &monitoringv1.PodMonitor{},
 			"monitoring.coreos.com/v1 PrometheusRule":         &monitoringv1.PrometheusRule{},
-			"apps/v1 Deployment":                              &appsv1.Deployment{},
 			"policy/v1 PodDisruptionBudget":                   &policyv1.PodDisruptionBudget{},
 			"rbac.authorization.k8s.io/v1 ClusterRole":        &rbacv1.ClusterRole{},
 			"rbac.authorization.k8s.io/v1 ClusterRoleBinding": &rbacv1.ClusterRoleBinding{},
