@@ -14,7 +14,7 @@ import (
 
 const subsystem = "nanny"
 
-// Metrics that the handler counts, and histograms. What a supervisor knows is in statsCollector.
+// Metrics that the handler counts, and histograms. What a supervisor knows is in collector.go.
 var (
 	requestDuration = promauto.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: plugin.Namespace, Subsystem: subsystem, Name: "request_duration_seconds",

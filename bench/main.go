@@ -40,7 +40,11 @@ type load struct {
 	args        []string // for dnsperf
 	outstanding int
 	latency     bool // figures are latencies; else throughput and CPU
+	seen        bool // with a plugin before that sees each answer
 }
+
+// seen is a plugin that sees each answer, so that none goes on as dnsmasq's octets.
+const seen = "prometheus 127.0.0.1:0"
 
 // result is the outcome of one run.
 type result struct {
@@ -73,7 +77,12 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	servers, stop, err := startServers(dir)
+	servers, stop, err := startServers(dir, "")
+	defer stop()
+	if err != nil {
+		return err
+	}
+	seeing, stop, err := startServers(dir, seen)
 	defer stop()
 	if err != nil {
 		return err
@@ -83,6 +92,7 @@ func run() error {
 		{name: "hosts, 100 outstanding", queries: files["hosts"], outstanding: 100},
 		{name: "list of 110,000 rules, 100 outstanding", queries: files["list"], outstanding: 100},
 		{name: "answers of 1,200 bytes, 100 outstanding", queries: files["big"], outstanding: 100, args: []string{"-e"}},
+		{name: "hosts, 100 outstanding, prometheus", queries: files["hosts"], outstanding: 100, seen: true},
 		{name: "TCP, 50 connections", queries: files["hosts"], outstanding: 100, args: []string{"-m", "tcp", "-c", "50"}},
 		{name: "latency, 1 outstanding", queries: files["hosts"], outstanding: 1, latency: true},
 		{name: "latency, 20 outstanding", queries: files["hosts"], outstanding: 20, latency: true},
@@ -95,8 +105,12 @@ func run() error {
 			continue
 		}
 		got := map[string][]result{}
+		asked := servers
+		if l.seen {
+			asked = seeing
+		}
 		for range *rounds {
-			for _, s := range servers {
+			for _, s := range asked {
 				if s.name == "whoami" && l.latency {
 					continue
 				}
@@ -194,8 +208,8 @@ type server struct {
 	cmd  *exec.Cmd
 }
 
-// startServers starts the three; nanny's dnsmasq has a fixed address, where forward asks it too.
-func startServers(dir string) (servers []*server, stop func(), err error) {
+// startServers starts the three, with plugin before each of them; nanny's dnsmasq has a fixed address, where forward asks it too.
+func startServers(dir, plugin string) (servers []*server, stop func(), err error) {
 	stop = func() {
 		for _, s := range servers {
 			_ = s.cmd.Process.Signal(syscall.SIGTERM)
@@ -210,7 +224,7 @@ func startServers(dir string) (servers []*server, stop func(), err error) {
 	} {
 		port := freePort()
 		path := filepath.Join(dir, s.name+".corefile")
-		if err := os.WriteFile(path, fmt.Appendf(nil, ".:%d {\n%s\n}\n", port, s.block), 0o644); err != nil {
+		if err := os.WriteFile(path, fmt.Appendf(nil, ".:%d {\n%s\n%s\n}\n", port, plugin, s.block), 0o644); err != nil {
 			return servers, stop, err
 		}
 		cmd := exec.Command(*coredns, "-conf", path)
