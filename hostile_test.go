@@ -88,12 +88,12 @@ func TestHostileJSON(t *testing.T) {
 		{"NUL after the end", "upstreamNameservers", "[]\x00", "something follows"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			start := time.Now()
+			start := cpuTime()
 			_, err := cfgOf(t, tc.file, tc.text)
 			if err == nil || !strings.HasPrefix(err.Error(), tc.file+":") || !strings.Contains(err.Error(), tc.want) || len(err.Error()) > 1000 {
 				t.Errorf("got %.300v, want a short error with %q", err, tc.want)
 			}
-			if took := time.Since(start); took > 5*time.Second {
+			if took := cpuTime() - start; took > 5*time.Second {
 				t.Errorf("took %s", took)
 			}
 		})

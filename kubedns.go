@@ -217,6 +217,9 @@ func parseFederations(f file) (int, error) {
 // checkDomain checks domain as kube-dns does, and the length of labels, which
 // that leaves out but dnsmasq ends for.
 func checkDomain(domain string) error {
+	if len(domain) > validation.DNS1123SubdomainMaxLength { // the regular expression below takes a second for 1 MB
+		return errors.New(validation.MaxLenError(validation.DNS1123SubdomainMaxLength))
+	}
 	if msgs := validation.IsDNS1123Subdomain(domain); len(msgs) > 0 {
 		return errors.New(msgs[0])
 	}

@@ -18,63 +18,93 @@ import (
 // what was checked is what is served, and what is served doesn't change under it.
 type staging struct {
 	root string
-	lock *os.File // held while the directory is in use
+	lock *os.File // root itself, with a lock while it is in use; systemd-tmpfiles(8), too, spares a directory that has one
 	last int
 }
 
 const (
 	stagingPrefix = "nanny-"
-	lockFile      = "lock"
+	stagingMark   = "staging" // an empty file: what has it is a staging directory
 )
 
 // newStaging makes the directory below os.TempDir, and removes those that a CoreDNS which was killed has left there.
 func newStaging() (*staging, error) {
 	removeStale()
-	root, err := os.MkdirTemp("", stagingPrefix)
-	if err != nil {
-		return nil, fmt.Errorf("no staging directory (set TMPDIR to a directory that can be written): %w", err)
+	s := new(staging)
+	return s, s.make()
+}
+
+func (s *staging) make() (err error) {
+	if s.root, err = os.MkdirTemp("", stagingPrefix); err != nil {
+		return fmt.Errorf("no staging directory (set TMPDIR to a directory that can be written): %w", err)
 	}
-	if strings.Contains(root, ",") { // dnsmasq would split it
-		return nil, errors.Join(fmt.Errorf("staging directory %s: TMPDIR may not contain a comma", root), os.Remove(root))
+	if strings.Contains(s.root, ",") { // dnsmasq would split it
+		return errors.Join(fmt.Errorf("staging directory %s: TMPDIR may not contain a comma", s.root), os.Remove(s.root))
 	}
-	// A child of another user has to reach its own directory; the names stay unreadable.
-	if err := os.Chmod(root, 0o711); err != nil { // #nosec G302
-		return nil, errors.Join(err, os.Remove(root))
-	}
-	lock, err := os.OpenFile(filepath.Join(root, lockFile), os.O_CREATE|os.O_RDWR, 0o600) // #nosec G304
+	s.lock, err = lockDir(s.root, unix.LOCK_EX)
 	if err == nil {
-		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+		// A child of another user has to reach its own directory; the names stay unreadable.
+		err = os.Chmod(s.root, 0o711) // #nosec G302
+	}
+	if err == nil { // last: what has the mark and no lock is stale
+		err = os.WriteFile(filepath.Join(s.root, stagingMark), nil, 0o600)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("staging directory: %w", err), os.RemoveAll(root))
+		s.close()
+		return fmt.Errorf("staging directory: %w", err)
 	}
-	return &staging{root: root, lock: lock}, nil
+	return nil
+}
+
+// there tells whether nobody has removed the directory.
+func (s *staging) there() bool {
+	ours, err := s.lock.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Lstat(s.root)
+	return err == nil && os.SameFile(ours, now)
+}
+
+// lockDir opens a directory and locks it; how is flock(2)'s operation.
+func lockDir(path string, how int) (*os.File, error) {
+	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) // #nosec G304
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), how); err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return dir, nil
 }
 
 // removeStale removes the staging directories of this user whose lock nobody holds.
 func removeStale() {
-	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), stagingPrefix+"*", lockFile))
-	for _, path := range paths {
-		dir, err := os.Lstat(filepath.Dir(path))
-		if err != nil || !dir.IsDir() {
-			continue
-		}
-		if st, ok := dir.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
-			continue
-		}
-		lock, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW, 0) // #nosec G304
+	marks, _ := filepath.Glob(filepath.Join(os.TempDir(), stagingPrefix+"*", stagingMark))
+	for _, mark := range marks {
+		path := filepath.Dir(mark)
+		dir, err := lockDir(path, unix.LOCK_EX|unix.LOCK_NB)
 		if err != nil {
 			continue
 		}
-		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = os.RemoveAll(filepath.Dir(path))
+		if info, err := dir.Stat(); err == nil {
+			if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) == os.Geteuid() {
+				_ = os.RemoveAll(path)
+			}
 		}
-		lock.Close()
+		dir.Close()
 	}
 }
 
 // write stages c in a new directory that c's user can read, and returns its path.
 func (s *staging) write(c *config) (string, error) {
+	if !s.there() {
+		log.Warningf("Somebody has removed the staging directory %s; another one is made", s.root)
+		s.lock.Close()
+		if err := s.make(); err != nil {
+			return "", &transientError{err}
+		}
+	}
 	s.last++
 	dir := filepath.Join(s.root, strconv.Itoa(s.last))
 	err := func() error {
@@ -101,7 +131,7 @@ func (s *staging) update(dir string, old, next *config) error {
 	const fresh = "~" // dnsmasq skips names that end so
 	var paths []string
 	for path, text := range next.files {
-		if was, ok := old.files[path]; ok && was.sum == text.sum {
+		if was, ok := old.files[path]; ok && was.sum == text.sum && exists(filepath.Join(dir, path)) {
 			continue
 		}
 		paths = append(paths, filepath.Join(dir, path))
@@ -141,6 +171,11 @@ func (s *staging) remove(dir string) {
 func (s *staging) close() {
 	s.remove(s.root)
 	s.lock.Close()
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 func writeStaged(path string, t text, p privileges) error {
