@@ -113,7 +113,7 @@ type supervisor struct {
 	hurry     func() // ends the draining of the child before cur, and waits for it
 	retry     *time.Timer
 	paused    bool // until retry fires
-	short     int  // children in a row that lived less than settledTime
+	short     int  // failed starts and children that lived less than settledTime, in a row
 	looked    bool // the directory was seen, or there is none
 	warned    map[string]bool
 }
@@ -339,6 +339,7 @@ func (s *supervisor) settle(o outcome) {
 		log.Infof("dnsmasq started: pid=%d took=%s", s.cur.child.pid, seconds(o.took))
 	case o.err == nil:
 		old, s.good = s.good, o.cfg
+		s.short = 0
 		s.applied(old, o)
 	case o.cfg == s.good || o.cfg == nil: // a start failed
 		log.Errorf("dnsmasq can't be started: %v", o.err)

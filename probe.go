@@ -62,7 +62,8 @@ func ask(addr netip.AddrPort, m *dns.Msg, wait time.Duration) (*dns.Msg, error) 
 	}
 }
 
-// awaitReady returns when ch answers on its own port. The error is ch's own when it ended before that.
+// awaitReady returns when ch answers on its own port. The error is ch's own when it ended before that, and a *transientError
+// where CoreDNS couldn't ask.
 func awaitReady(ctx context.Context, ch *child) error {
 	for {
 		_, err := ask(ch.addr, versionProbe(), probeWait)
@@ -77,7 +78,7 @@ func awaitReady(ctx context.Context, ch *child) error {
 			return nil
 		}
 		if !errors.Is(err, errNoAnswer) && !errors.Is(err, syscall.ECONNREFUSED) {
-			return err
+			return &transientError{err}
 		}
 		time.Sleep(refusedWait)
 	}

@@ -173,6 +173,7 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 				run.probes.Store(1)
 				return run, nil
 			}
+			err = &transientError{err}
 		}
 		ch.stop(stopTime)
 		exit := (*exitError)(nil)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestHostileDirectory puts into the directory what isn't a file that can be read. What is in service stays, and the next
@@ -169,6 +171,36 @@ func TestStagingFull(t *testing.T) {
 			c.wants(t, "small.example", "REFUSED")
 			c.wants(t, "kept.example", "192.0.2.1")
 		})
+	}
+}
+
+// TestFewFiles has no more than a few file descriptors left, from none to more than a change needs. Whatever fails for it is
+// tried again.
+func TestFewFiles(t *testing.T) {
+	t.Parallel()
+	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+	c := start(t, nanny("config "+dir+" 300ms"))
+	c.waits(t, "kept.example", "192.0.2.1")
+	c.logs.wait(t, 0, "Configuration applied")
+	limit := func(files int) {
+		t.Helper()
+		if err := unix.Prlimit(c.pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(files), Max: 4096}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for left := range 12 {
+		address, mark := fmt.Sprintf("192.0.2.%d", left+2), c.logs.mark()
+		limit(openFiles(t, c.pid) + left)
+		put(t, dir, "b.conf", "address=/new.example/"+address+"\n")
+		within(t, patience, "the change is applied or fails", func() bool {
+			return c.says("new.example") == address || len(c.logs.lines(mark, "too many open files")) > 0
+		})
+		c.wants(t, "kept.example", "192.0.2.1")
+		limit(4096)
+		c.waits(t, "new.example", address)
+	}
+	if len(c.logs.lines(0, "Configuration not applied, to be tried again", "too many open files")) == 0 {
+		t.Error("nothing failed")
 	}
 }
 
