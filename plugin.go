@@ -95,10 +95,11 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 
 	start := time.Now()
 	falls := n.Next != nil && n.fall.Through(state.Name())
-	a, err := n.ask(ctx, sup, &state, start.Add(n.set.timeout), falls)
+	udp := overUDP(ctx, &state)
+	a, err := n.ask(ctx, sup, &state, start.Add(n.set.timeout), !udp, falls)
 	var rcode int
 	if err == nil {
-		rcode, err = n.read(ctx, &a, &state)
+		rcode, err = n.read(&a, &state, udp)
 	}
 	switch {
 	case err == nil:
@@ -131,9 +132,9 @@ func (n *Nanny) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 }
 
 // ask is exchange in a span, if the query is traced.
-func (n *Nanny) ask(ctx context.Context, sup *supervisor, state *request.Request, deadline time.Time, falls bool) (answer, error) {
+func (n *Nanny) ask(ctx context.Context, sup *supervisor, state *request.Request, deadline time.Time, stream, falls bool) (answer, error) {
 	ctx, span := startSpan(ctx)
-	a, err := sup.up.exchange(ctx, state.Req, deadline, state.Proto() != "udp", falls)
+	a, err := sup.up.exchange(ctx, state.Req, deadline, stream, falls)
 	if span != nil {
 		if err == nil {
 			otext.PeerAddress.Set(span, a.remote.String())
@@ -154,8 +155,8 @@ func startSpan(ctx context.Context) (context.Context, ot.Span) {
 }
 
 // read returns the RCODE of a. Unless its octets can go on as they are, it unpacks it.
-func (n *Nanny) read(ctx context.Context, a *answer, state *request.Request) (rcode int, err error) {
-	if len(n.tap) == 0 && len(a.wire) <= state.Size() && takesOctets(ctx, state.W, state) {
+func (n *Nanny) read(a *answer, state *request.Request, udp bool) (rcode int, err error) {
+	if udp && len(n.tap) == 0 && len(a.wire) <= state.Size() && takesOctets(state.W) {
 		if rcode, ok := rcodeOf(a.wire); ok {
 			return rcode, nil
 		}

@@ -19,12 +19,12 @@ import (
 func frontEnd(t *testing.T, n *Nanny, octets bool) string {
 	t.Helper()
 	addr := freeAddr(t, "127.0.0.1").String()
-	ctx := context.Background()
-	if octets {
-		ctx = context.WithValue(ctx, dnsserver.Key{}, &dnsserver.Server{Addr: transport.DNS + "://" + addr})
-	}
+	ctx := context.WithValue(context.Background(), dnsserver.Key{}, &dnsserver.Server{Addr: transport.DNS + "://" + addr})
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
-		sw := request.NewScrubWriter(r, w)
+		var sw dns.ResponseWriter = request.NewScrubWriter(r, w)
+		if !octets {
+			sw = struct{ dns.ResponseWriter }{sw} // as of a plugin that looks at the answer
+		}
 		if rcode, err := n.ServeDNS(ctx, sw, r); err != nil || rcode != dns.RcodeSuccess {
 			m := new(dns.Msg)
 			m.SetRcode(r, rcode)

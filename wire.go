@@ -16,13 +16,18 @@ import (
 // An answer goes to the client as the octets that dnsmasq sent where nobody between looks at it. Else it is unpacked for
 // the plugins, and packed again by CoreDNS.
 
-// takesOctets tells whether w writes octets to a client on UDP as they are: it is CoreDNS's own, no plugin has wrapped it to
-// see the answer, and the server is one for plain DNS. QUIC is on UDP too, but has a frame around a message.
-func takesOctets(ctx context.Context, w dns.ResponseWriter, state *request.Request) bool {
-	server, ok := ctx.Value(dnsserver.Key{}).(*dnsserver.Server)
-	if !ok || state.Proto() != "udp" || !strings.HasPrefix(server.Addr, transport.DNS+"://") {
+// overUDP tells whether the client's answer has to fit a datagram. QUIC is on UDP too, but its streams carry any length.
+func overUDP(ctx context.Context, state *request.Request) bool {
+	if state.Proto() != "udp" {
 		return false
 	}
+	server, ok := ctx.Value(dnsserver.Key{}).(*dnsserver.Server)
+	return !ok || strings.HasPrefix(server.Addr, transport.DNS+"://")
+}
+
+// takesOctets tells whether w, of a client on UDP, writes octets as they are: it is CoreDNS's own, and no plugin has wrapped it to
+// see the answer.
+func takesOctets(w dns.ResponseWriter) bool {
 	for noter != nil && reflect.TypeOf(w) == noter {
 		w = reflect.ValueOf(w).Elem().FieldByIndex(noted).Interface().(dns.ResponseWriter)
 	}

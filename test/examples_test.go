@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -106,21 +107,34 @@ func TestExampleTLS(t *testing.T) {
 	transport := &http.Transport{TLSClientConfig: trusted, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	web := http.Client{Transport: transport, Timeout: queryWait}
-	url := fmt.Sprintf("https://127.0.0.1:%d/dns-query", at[":443"])
-	resp, err := web.Post(url, "application/dns-message", bytes.NewReader(packed))
+	body, err := askHTTP(t.Context(), &web, fmt.Sprintf("127.0.0.1:%d", at[":443"]), packed)
 	if err != nil {
 		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("%s, %v: %s", resp.Status, err, body)
 	}
 	overHTTPS := new(dns.Msg)
 	if err := overHTTPS.Unpack(body); err != nil {
 		t.Fatal(err)
 	}
 	wantAddress(t, overHTTPS, "192.0.2.10")
+}
+
+// askHTTP asks a server of DNS over HTTPS at addr (RFC 8484).
+func askHTTP(ctx context.Context, client *http.Client, addr string, query []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+addr+"/dns-query", bytes.NewReader(query))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/dns-message")
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return body, err
 }
 
 func wantAddress(t *testing.T, r *dns.Msg, want string) {
