@@ -113,7 +113,8 @@ type supervisor struct {
 	hurry     func() // ends the draining of the child before cur, and waits for it
 	retry     *time.Timer
 	paused    bool // until retry fires
-	short     int  // failed starts and children that lived less than settledTime, in a row
+	short     int  // children in a row that lived less than settledTime
+	failures  int  // attempts in a row that failed, and not because of a changed configuration
 	looked    bool // the directory was seen, or there is none
 	warned    map[string]bool
 }
@@ -329,6 +330,9 @@ func (s *supervisor) settle(o outcome) {
 		s.up.down(false)
 		s.restore = false
 	}
+	if o.err == nil {
+		s.failures = 0
+	}
 	var old *config
 	switch {
 	case errors.Is(o.err, context.Canceled):
@@ -339,7 +343,6 @@ func (s *supervisor) settle(o outcome) {
 		log.Infof("dnsmasq started: pid=%d took=%s", s.cur.child.pid, seconds(o.took))
 	case o.err == nil:
 		old, s.good = s.good, o.cfg
-		s.short = 0
 		s.applied(old, o)
 	case o.cfg == s.good || o.cfg == nil: // a start failed
 		log.Errorf("dnsmasq can't be started: %v", o.err)
@@ -368,8 +371,8 @@ func (s *supervisor) watchLoop() {
 // failed makes a pause after a failure that isn't a changed configuration's.
 func (s *supervisor) failed() {
 	s.up.down(s.cur == nil)
-	s.short++
-	s.pause(backoff(s.short, maxBackoff))
+	s.failures++
+	s.pause(backoff(s.failures, maxBackoff))
 }
 
 // lost deals with an unexpected end of cur.

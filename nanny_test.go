@@ -251,6 +251,39 @@ func TestSupervisorCrash(t *testing.T) {
 	}
 }
 
+// A start that fails once, after a row of crashes, is tried again soon: the pauses after failed starts begin anew.
+func TestSupervisorStartFailsOnce(t *testing.T) {
+	dnsmasq, err := findProgram("dnsmasq")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // #nosec G302 -- dnsmasq's user goes through
+		t.Fatal(err)
+	}
+	fail, program := filepath.Join(dir, "fail"), filepath.Join(dir, "program")
+	text := fmt.Sprintf("#!/bin/sh\n[ -e %s ] && exit 9\nexec %s \"$@\"\n", fail, dnsmasq)
+	if err := os.WriteFile(program, []byte(text), 0o755); err != nil { // #nosec G306
+		t.Fatal(err)
+	}
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts", "--address=/a.test/192.0.2.1"}}, settings{}, nil)
+	for range 7 {
+		b.await("x.a.test", "192.0.2.1")
+		must(t, syscall.Kill(b.awaitPid(), syscall.SIGKILL))
+		eventually(t, "it is noticed", func() bool { return b.pid() == 0 })
+	}
+	b.await("x.a.test", "192.0.2.1")
+	put(t, fail, "")
+	must(t, syscall.Kill(b.awaitPid(), syscall.SIGKILL))
+	eventually(t, "a start has failed", func() bool { return b.stats.started.Load() >= 9 })
+	must(t, os.Remove(fail))
+	start := time.Now()
+	b.await("x.a.test", "192.0.2.1")
+	if took := time.Since(start); took > 3*time.Second { // a tenth of that when the machine has nothing else to do
+		t.Errorf("the next start came after %s", took)
+	}
+}
+
 func TestSupervisorHungChild(t *testing.T) {
 	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	pid := b.awaitPid()
