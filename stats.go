@@ -10,6 +10,7 @@ import (
 type stats struct {
 	run     atomic.Pointer[running] // the child in service; nil: none
 	valid   atomic.Bool             // the directory's newest state is usable
+	newest  string                  // version of that state, empty if it has none; the supervisor's loop's
 	started atomic.Int64            // children started, for whatever reason
 	held    atomic.Bool             // a change waits because of reload off
 
@@ -48,7 +49,13 @@ func (s *stats) reload(result string) {
 
 // looked notes what the directory holds.
 func (s *stats) looked(l look) {
-	s.valid.Store(l.err == nil)
+	if !l.repeated { // what was refused stays so, though it is written once more
+		s.newest = ""
+		if l.err == nil {
+			s.newest = l.cfg.version
+		}
+		s.valid.Store(l.err == nil)
+	}
 	switch {
 	case l.err != nil && !l.repeated:
 		s.reload("rejected")
@@ -66,7 +73,6 @@ func (s *stats) applied(o outcome, first bool) {
 		s.counts.reloads["applied"]++
 	}
 	s.mu.Unlock()
-	s.valid.Store(true)
 	s.held.Store(false)
 }
 
@@ -76,7 +82,9 @@ func (s *stats) refused(o outcome) {
 		s.reload("failed")
 		return
 	}
-	s.valid.Store(false)
+	if o.cfg.version == s.newest { // else the directory holds another by now
+		s.valid.Store(false)
+	}
 	s.reload("rejected")
 }
 
