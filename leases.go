@@ -133,11 +133,11 @@ func (l leases) advice(err error, p privileges, preparing error) error {
 
 // countLeases counts the leases of run, if it serves DHCP.
 func countLeases(run *running) (float64, bool) {
-	if run == nil || run.cfg.leases.path == "" {
+	if run == nil || run.leases.path == "" {
 		return 0, false
 	}
 	var data bytes.Buffer
-	n, err := readFile(run.cfg.leases.path, maxConfig, &data) // the watched directory may name any file
+	n, err := readFile(run.leases.path, maxConfig, &data) // the watched directory may name any file
 	if err != nil || n > maxConfig {
 		return 0, false
 	}

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestFindLeases(t *testing.T) {
@@ -148,9 +150,31 @@ func TestCountLeases(t *testing.T) {
 	for path, want := range map[string]float64{
 		filepath.Join(dir, "leases"): 3, filepath.Join(dir, "fifo"): -1, filepath.Join(dir, "none"): -1, "/dev/zero": -1, dir: -1, "": -1,
 	} {
-		n, ok := countLeases(&running{cfg: &config{leases: leases{path: path}}})
+		n, ok := countLeases(&running{leases: leases{path: path}})
 		if ok != (want >= 0) || (ok && n != want) {
 			t.Errorf("%q: got %v, %v, want %v", path, n, ok, want)
 		}
 	}
+}
+
+// A scrape may come while SIGHUP gives the child another configuration.
+func TestCountLeasesWhileChanged(t *testing.T) {
+	b := newBench(t, spec{listen: freeAddr(t, "127.0.0.1")}, settings{}, map[string]string{"a.hosts": "192.0.2.1 h.test\n"})
+	b.await("h.test", "192.0.2.1")
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				countLeases(b.stats.run.Load())
+			}
+		}
+	})
+	b.write("a.hosts", "192.0.2.2 h.test\n")
+	eventually(t, "the change is applied", func() bool { return b.reloads("applied") == 1 })
+	close(stop)
+	wg.Wait()
 }

@@ -61,7 +61,8 @@ type settings struct {
 type running struct {
 	child   *child
 	backend *backend
-	cfg     *config
+	cfg     *config         // the loop's and the attempt's
+	leases  leases          // of cfg; SIGHUP doesn't change them
 	dir     string          // its staging directory
 	hung    <-chan struct{} // closed when it lives but answers nothing
 	since   time.Time       // when it became ready

@@ -168,7 +168,7 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		if err == nil {
 			var b *backend
 			if b, err = newBackend(addr); err == nil {
-				run := &running{child: ch, backend: b, cfg: cfg, dir: dir, since: time.Now()}
+				run := &running{child: ch, backend: b, cfg: cfg, leases: cfg.leases, dir: dir, since: time.Now()}
 				run.hung = watchdog(run, &t.retired)
 				run.probes.Store(1)
 				return run, nil
