@@ -2,6 +2,7 @@ package nanny
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -222,10 +223,11 @@ func (o *owner) supervisors() map[string][]*supervisor {
 	return o.byZones()
 }
 
-// byZones is supervisors for those who have the lock.
+// byZones is supervisors for those who have the lock. Their order is always the same.
 func (o *owner) byZones() map[string][]*supervisor {
 	m := map[string][]*supervisor{}
-	for _, e := range o.entries {
+	for _, key := range slices.Sorted(maps.Keys(o.entries)) {
+		e := o.entries[key]
 		for l, h := range e.holds {
 			if l.parent != nil {
 				continue

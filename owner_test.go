@@ -323,3 +323,17 @@ func leftovers(t *testing.T, tmp string) leftover {
 	}
 	return leftover{runtime.NumGoroutine(), count("/proc/self/fd"), processes, count(tmp)}
 }
+
+// Of children with the same label the first tells its hash and its process: always the same one.
+func TestOwnerOrder(t *testing.T) {
+	o := newOwnerBench(t)
+	l, _ := o.load(o.spec("--address=/a.test/192.0.2.1"), o.spec("--address=/b.test/192.0.2.1"), o.spec("--address=/c.test/192.0.2.1"))
+	first := o.supervisors()["."][0]
+	for range 50 {
+		if o.supervisors()["."][0] != first {
+			t.Error("the first one changes from scrape to scrape")
+			break
+		}
+	}
+	must(t, o.release(l))
+}
