@@ -339,3 +339,22 @@ func FuzzConf(f *testing.F) {
 		}
 	})
 }
+
+// The child's working directory is /, wherever CoreDNS was started.
+func TestIncludedRelative(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.conf", "user=root\n")
+	t.Chdir(dir)
+	for _, arg := range []string{"--conf-file=a.conf", "--conf-dir=."} {
+		if ds, err := includedDirectives([]string{arg}); err == nil && len(ds) > 1 && ds[1].name == "user" {
+			t.Errorf("%s: got the one in %s, which dnsmasq doesn't read", arg, dir)
+		}
+	}
+	for _, arg := range []string{"--conf-file=" + dir[1:] + "/a.conf", "--conf-dir=" + dir[1:]} {
+		t.Chdir("/")
+		ds, err := includedDirectives([]string{arg})
+		if err != nil || len(ds) != 2 || ds[1].watched() {
+			t.Errorf("%s: got %+v, %v; want user=root, which isn't the watched directory's", arg, ds, err)
+		}
+	}
+}

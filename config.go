@@ -178,11 +178,12 @@ func includedDirectives(args []string) ([]directive, error) {
 				err: fmt.Errorf("%s is set by nanny alone: take it out of this file, which args names", d.name)}
 		}
 		var paths []string
+		value := "/" + strings.TrimLeft(d.value, "/") // the child's working directory is /
 		switch d.name {
 		case "conf-file":
-			paths = []string{d.value}
+			paths = []string{value}
 		case "conf-dir":
-			paths = confDirFiles(d.value)
+			paths = confDirFiles(value)
 		}
 		for _, path := range paths {
 			if seen[path] {
