@@ -92,6 +92,7 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 	addrs, errs := e.resolver.resolve(ctx, k.hosts(), !event, resolveLimit)
 	e.tellUnresolved(errs, addrs)
 	if e.last != nil && e.last.version == configVersion(s, k, addrs) {
+		e.known = s.version // also when it is so again
 		return e.last, nil
 	}
 	if s.version == e.known { // the same names have other addresses: read the contents again

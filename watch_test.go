@@ -110,3 +110,17 @@ func TestWatchDirInterval(t *testing.T) {
 	}
 	wait("the directory was made")
 }
+
+// A list that is in service isn't kept in memory a second time, also when the directory is again as it was.
+func TestEyeForgetsContents(t *testing.T) {
+	sp := spec{dir: t.TempDir()}
+	e := newEye(sp, nil, make(chan look, 1))
+	for _, text := range []string{"{}", "{", "{}"} {
+		put(t, filepath.Join(sp.dir, "stubDomains"), text)
+		e.look(t.Context(), true)
+	}
+	l := <-e.looks
+	if l.err != nil || e.known == "" || e.known != l.cfg.version {
+		t.Errorf("got %v; the contents are read again at each look: knows %q", l.err, e.known)
+	}
+}
