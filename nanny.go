@@ -347,6 +347,7 @@ func (s *supervisor) settle(o outcome) {
 		s.applied(old, o)
 	case o.cfg == s.good || o.cfg == nil: // a start failed
 		log.Errorf("dnsmasq can't be started: %v", o.err)
+		s.restore = false // a change that is wanted may mend it
 		s.failed()
 	case errors.As(o.err, new(*transientError)):
 		log.Errorf("Configuration not applied, to be tried again: version=%.8s: %v", o.cfg.version, o.err)

@@ -284,6 +284,43 @@ func TestSupervisorStartFailsOnce(t *testing.T) {
 	}
 }
 
+// Where the configuration before a change doesn't start any more, the change is tried again, though it had taken too long
+// while no child served.
+func TestSupervisorChangeMends(t *testing.T) {
+	program := fakeProgram(t, "script")
+	dir := filepath.Dir(program)
+	script := `#!/bin/sh
+cd ` + dir + `
+for arg; do
+	case $arg in
+	--test) checks=yes ;;
+	--conf-dir=*) conf=${arg#*=} ;;
+	esac
+done
+if ! grep -q second "${conf%%,*}/a.conf"; then
+	[ ! -e broken ] || exit 1
+elif [ "$checks" ] && [ ! -e slow ]; then # the first time
+	touch slow
+	exec sleep 60
+fi
+exec dnsmasq "$@"
+`
+	for _, err := range []error{os.Remove(program), os.WriteFile(program, []byte(script), 0o755), os.Chmod(dir, 0o777)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{}, map[string]string{"a.conf": "# first\n"})
+	b.awaitPid()
+	put(t, filepath.Join(dir, "broken"), "")
+	b.write("a.conf", "# second\naddress=/a.test/192.0.2.2\n")
+	eventually(t, "the change is tried", func() bool { _, err := os.Stat(filepath.Join(dir, "slow")); return err == nil })
+	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.await("x.a.test", "192.0.2.2")
+}
+
 func TestSupervisorHungChild(t *testing.T) {
 	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	pid := b.awaitPid()

@@ -167,6 +167,9 @@ func (o *owner) release(l *load) error {
 			ending[e.sup] = held.zones
 			continue
 		}
+		if !served {
+			continue // its settings weren't in force
+		}
 		for _, h := range e.holds {
 			goingOn[e.sup] = h.set
 		}

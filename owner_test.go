@@ -337,3 +337,29 @@ func TestOwnerOrder(t *testing.T) {
 	}
 	must(t, o.release(l))
 }
+
+// A reload of the Corefile that fails leaves all as it is: what `reload off` holds back, too.
+func TestOwnerFailedReloadHoldsBack(t *testing.T) {
+	o := newOwnerBench(t)
+	sp, set := o.spec(), settings{timeout: defaultTimeout, interval: time.Minute, reload: reloadOff}
+	sp.dir = t.TempDir()
+	acquire := func(l *load) *supervisor {
+		sup, _, err := o.acquire(l, sp, set, ".")
+		must(t, err)
+		return sup
+	}
+	served := &load{released: make(chan struct{})}
+	b := &bench{acquire(served), t}
+	defer o.release(served)
+	awaitRun(t, b.supervisor)
+	b.write("a.hosts", "192.0.2.1 a.test\n")
+	eventually(t, "the change is seen", func() bool { return b.stats.held.Load() })
+	must(t, o.restart(served))
+	acquire(&load{parent: served, released: make(chan struct{})})
+	must(t, o.restartFailed(served))
+	must(t, os.Remove(filepath.Join(sp.dir, "a.hosts")))
+	eventually(t, "the directory is as it was", func() bool { return b.reloads("unchanged") > 0 })
+	if n := b.stats.started.Load(); n != 1 {
+		t.Errorf("got %d children; the change was applied", n)
+	}
+}
