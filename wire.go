@@ -26,14 +26,21 @@ func overUDP(ctx context.Context, state *request.Request) bool {
 }
 
 // takesOctets tells whether w, of a client on UDP, writes octets as they are: it is CoreDNS's own, and no plugin has wrapped it to
-// see the answer.
+// see the answer. CoreDNS's own is also around a plugin's, where one (*file* for the target of a CNAME) asks the server itself.
 func takesOctets(w dns.ResponseWriter) bool {
 	for noter != nil && reflect.TypeOf(w) == noter {
 		w = reflect.ValueOf(w).Elem().FieldByIndex(noted).Interface().(dns.ResponseWriter)
 	}
-	_, own := w.(*request.ScrubWriter)
-	return own
+	own, ok := w.(*request.ScrubWriter)
+	if !ok {
+		return false
+	}
+	t := reflect.TypeOf(own.ResponseWriter)
+	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == library
 }
+
+// library is the package of the writer that a message comes with.
+var library = reflect.TypeFor[dns.Msg]().PkgPath()
 
 // noter is what CoreDNS wraps a writer in for each plugin, to note which one writes, and noted where the writer is in it.
 // CoreDNS has no name for it.
