@@ -87,7 +87,10 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 	c.warnings = append(c.warnings, c.priv.warnings...)
 	own := []string{"# Written by nanny."}
 	if k != nil {
-		lines, missing := k.lines(addrs)
+		lines, missing, looped := k.lines(addrs, sp.listen)
+		for _, domain := range looped {
+			c.warnings = append(c.warnings, fmt.Sprintf("stubDomains: a server of %s is %s, where this dnsmasq listens; it isn't asked", domain, sp.listen))
+		}
 		for _, domain := range missing {
 			lines = append(lines, "server=/"+domain+"/"+noServer)
 		}

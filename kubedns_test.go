@@ -192,7 +192,7 @@ func FuzzKubeDNS(f *testing.F) {
 			for _, h := range k.hosts() {
 				addrs[h] = []netip.Addr{netip.MustParseAddr("2001:db8::1")}
 			}
-			lines, _ := k.lines(addrs)
+			lines, _, _ := k.lines(addrs, netip.AddrPort{})
 			for _, line := range lines {
 				got := slices.Collect(parseConf("", []byte(line)))
 				if len(got) != 1 || got[0].name != "server" || "server="+got[0].value != line || len(line) > maxLine {

@@ -147,8 +147,10 @@ func (k *kubeDNS) hosts() []string {
 
 // lines returns dnsmasq's server lines for k, in the order of the files and with
 // addrs in the place of host names, as dnsmasq ends when one doesn't resolve.
-// missing are the domains without any server, in order.
-func (k *kubeDNS) lines(addrs map[string][]netip.Addr) (lines, missing []string) {
+// missing are the domains without any server, in order. A stub domain's server at own, where
+// dnsmasq itself listens, is none, and its domain one of looped: dnsmasq would leave the server
+// out, and with it the domain.
+func (k *kubeDNS) lines(addrs map[string][]netip.Addr, own netip.AddrPort) (lines, missing, looped []string) {
 	for _, stub := range k.stubs {
 		seen := make(map[netip.AddrPort]bool)
 		for _, s := range stub.servers {
@@ -157,7 +159,10 @@ func (k *kubeDNS) lines(addrs map[string][]netip.Addr) (lines, missing []string)
 				list = []netip.Addr{s.addr}
 			}
 			for _, a := range list {
-				if at := netip.AddrPortFrom(a, cmp.Or(s.port, 53)); !seen[at] {
+				switch at := netip.AddrPortFrom(a, cmp.Or(s.port, 53)); {
+				case at == own:
+					looped = append(looped, stub.domain)
+				case !seen[at]:
 					seen[at] = true
 					lines = append(lines, "server=/"+stub.domain+"/"+format(a, s.port))
 				}
@@ -170,7 +175,7 @@ func (k *kubeDNS) lines(addrs map[string][]netip.Addr) (lines, missing []string)
 	for _, s := range k.upstreams {
 		lines = append(lines, "server="+format(s.addr, s.port))
 	}
-	return lines, missing
+	return lines, missing, looped
 }
 
 // format writes an address as dnsmasq reads it: no brackets, # before the port.

@@ -108,7 +108,7 @@ func TestResolveLimit(t *testing.T) {
 
 func TestLines(t *testing.T) {
 	s := &snapshot{version: "v", files: []file{
-		{name: "stubDomains", data: []byte(`{"b.test": ["1.2.3.4:53", "ns.example:5353", "[2001:db8::1]:53", "1.2.3.4"], "a.test": ["gone.example"], "c.test": [], "d.test": ["fe80::1%eth0", "a.example"]}`)},
+		{name: "stubDomains", data: []byte(`{"b.test": ["1.2.3.4:53", "ns.example:5353", "[2001:db8::1]:53", "1.2.3.4"], "a.test": ["gone.example"], "c.test": [], "e.test": ["192.0.2.9"], "f.test": ["192.0.2.9:53", "192.0.2.9:54"], "d.test": ["fe80::1%eth0", "a.example"]}`)},
 		{name: "upstreamNameservers", data: []byte(`["8.8.8.8", "[2001:db8::2]:5353"]`)},
 	}}
 	k, err := parseKubeDNS(s)
@@ -119,17 +119,20 @@ func TestLines(t *testing.T) {
 		t.Errorf("got hosts %q, want %q", got, want)
 	}
 	known := map[string][]netip.Addr{"ns.example": addrs("192.0.2.1", "2001:db8::3"), "a.example": addrs("192.0.2.2")}
-	lines, missing := k.lines(known)
+	lines, missing, looped := k.lines(known, netip.MustParseAddrPort("192.0.2.9:53"))
 	want := []string{
 		"server=/b.test/1.2.3.4#53", "server=/b.test/192.0.2.1#5353", "server=/b.test/2001:db8::3#5353", "server=/b.test/2001:db8::1#53",
-		"server=/d.test/fe80::1%eth0", "server=/d.test/192.0.2.2",
+		"server=/f.test/192.0.2.9#54", "server=/d.test/fe80::1%eth0", "server=/d.test/192.0.2.2",
 		"server=8.8.8.8", "server=2001:db8::2#5353",
 	}
 	if !slices.Equal(lines, want) {
 		t.Errorf("got %q, want %q", lines, want)
 	}
-	if want := []string{"a.test", "c.test"}; !slices.Equal(missing, want) {
+	if want := []string{"a.test", "c.test", "e.test"}; !slices.Equal(missing, want) {
 		t.Errorf("got missing %q, want %q", missing, want)
+	}
+	if want := []string{"e.test", "f.test"}; !slices.Equal(looped, want) {
+		t.Errorf("got looped %q, want %q", looped, want)
 	}
 	v := configVersion(s, k, known)
 	known["gone.example"] = addrs("192.0.2.3")

@@ -22,6 +22,7 @@ const (
 	tcpConns   = 8
 	tcpIdle    = 10 * time.Second      // then an unused connection is closed
 	tcpRetry   = 50 * time.Millisecond // between a failed connection and the next
+	tcpPersist = time.Second           // of new connections that are closed without an answer
 	tcpReadBuf = 4096
 )
 
@@ -56,8 +57,8 @@ func newTCPPool(addr netip.AddrPort) *tcpPool {
 	}
 }
 
-// askTCP sends q over TCP and waits for the answer. The error is errLost, that of ctx, or wraps
-// errTimeout.
+// askTCP sends q over TCP and waits for the answer. The error is errLost, errNotTCP, that of ctx, or
+// wraps errTimeout.
 func (b *backend) askTCP(ctx context.Context, q *query) (answer, error) {
 	b.enter()
 	defer b.leave()
@@ -74,6 +75,7 @@ func (b *backend) askTCP(ctx context.Context, q *query) (answer, error) {
 	case <-ctx.Done():
 		return answer{}, ctx.Err()
 	}
+	var unanswered time.Time // when a new connection was first closed without an answer
 	for {
 		c, err := p.take(), error(nil)
 		reused := c != nil
@@ -91,6 +93,13 @@ func (b *backend) askTCP(ctx context.Context, q *query) (answer, error) {
 		left := time.Until(q.deadline)
 		if reused && left > 0 && ctx.Err() == nil {
 			continue // dnsmasq closes a connection after 100 queries or 150 s
+		}
+		if errors.Is(err, io.EOF) { // so does one that ends, and one whose servers refuse TCP: that one goes on
+			if unanswered.IsZero() {
+				unanswered = time.Now()
+			} else if time.Since(unanswered) >= tcpPersist {
+				return answer{}, errNotTCP
+			}
 		}
 		q.timer.Reset(min(tcpRetry, left))
 		select {

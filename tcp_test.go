@@ -174,14 +174,14 @@ func TestExchangeTCPMisbehaviour(t *testing.T) {
 		handle  func(conn net.Conn)
 		queries int
 		budget  time.Duration
-		tcp     bool // the answer comes over TCP; else it is the truncated one
+		want    error
 	}{
-		{"well-behaved", func(conn net.Conn) { echoTCP(conn, 1000) }, 50, 10 * time.Second, true},
-		{"closes after each answer", func(conn net.Conn) { echoTCP(conn, 1) }, 50, 10 * time.Second, true},
+		{"well-behaved", func(conn net.Conn) { echoTCP(conn, 1000) }, 50, 10 * time.Second, nil},
+		{"closes after each answer", func(conn net.Conn) { echoTCP(conn, 1) }, 50, 10 * time.Second, nil},
 		{"resets after each answer", func(conn net.Conn) {
 			echoTCP(conn, 1)
 			_ = conn.(*net.TCPConn).SetLinger(0)
-		}, 50, 10 * time.Second, true},
+		}, 50, 10 * time.Second, nil},
 		{"in pieces", func(conn net.Conn) {
 			for {
 				packet := readTCP(conn)
@@ -193,7 +193,7 @@ func TestExchangeTCPMisbehaviour(t *testing.T) {
 					_, _ = conn.Write(packet[i : i+1])
 				}
 			}
-		}, 3, 10 * time.Second, true},
+		}, 3, 10 * time.Second, nil},
 		{"64 KiB", func(conn net.Conn) {
 			for {
 				packet := readTCP(conn)
@@ -214,34 +214,35 @@ func TestExchangeTCPMisbehaviour(t *testing.T) {
 				packed, _ := m.Pack()
 				_, _ = conn.Write(append([]byte{byte(len(packed) >> 8), byte(len(packed))}, packed...))
 			}
-		}, 3, 10 * time.Second, true},
-		{"nobody listens", nil, 1, 200 * time.Millisecond, false},
-		{"never answers", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 1, 200 * time.Millisecond, false},
-		{"closes at once", func(net.Conn) {}, 1, 200 * time.Millisecond, false},
+		}, 3, 10 * time.Second, nil},
+		{"nobody listens", nil, 1, 200 * time.Millisecond, errTimeout},
+		{"never answers", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 1, 200 * time.Millisecond, errTimeout},
+		{"closes at once", func(net.Conn) {}, 1, 200 * time.Millisecond, errTimeout},
+		{"closes after each question", func(conn net.Conn) { readTCP(conn) }, 1, 10 * time.Second, errNotTCP},
 		{"half an answer", func(conn net.Conn) {
 			if packet := readTCP(conn); packet != nil {
 				_, _ = conn.Write(packet[:len(packet)/2])
 			}
-		}, 1, 200 * time.Millisecond, false},
+		}, 1, 200 * time.Millisecond, errTimeout},
 		{"empty answer", func(conn net.Conn) {
 			if readTCP(conn) != nil {
 				_, _ = conn.Write([]byte{0, 0})
 			}
-		}, 1, 200 * time.Millisecond, false},
+		}, 1, 200 * time.Millisecond, errTimeout},
 		{"other ID", func(conn net.Conn) {
 			if packet := readTCP(conn); packet != nil {
 				packet[3]++
 				packet[4] |= 0x80
 				_, _ = conn.Write(packet)
 			}
-		}, 1, 200 * time.Millisecond, false},
+		}, 1, 200 * time.Millisecond, errTimeout},
 		{"other question", func(conn net.Conn) {
 			if packet := readTCP(conn); packet != nil {
 				packet[2+headerSize+1] = 'b'
 				packet[4] |= 0x80
 				_, _ = conn.Write(packet)
 			}
-		}, 1, 200 * time.Millisecond, false},
+		}, 1, 200 * time.Millisecond, errTimeout},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -250,8 +251,8 @@ func TestExchangeTCPMisbehaviour(t *testing.T) {
 			u.use(b)
 			for i := range tc.queries {
 				a, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(tc.budget), true, false)
-				if err != nil || a.tcp != tc.tcp || a.msg.Truncated == tc.tcp {
-					t.Fatalf("query %d: got tcp %t, %v, %v, want tcp %t", i, a.tcp, a.msg, err, tc.tcp)
+				if !errors.Is(err, tc.want) || err == nil && (!a.tcp || a.msg.Truncated) {
+					t.Fatalf("query %d: got %v, %v, want %v", i, a.msg, err, tc.want)
 				}
 			}
 			if b.outstanding() != 0 || len(b.tcp.turns) != 0 {

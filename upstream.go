@@ -39,6 +39,7 @@ const (
 
 var (
 	errTimeout   = errors.New("no answer from dnsmasq in time")
+	errNotTCP    = errors.New("dnsmasq closes its connections without an answer: it can't reach a server over TCP")
 	errNoBackend = errors.New("no dnsmasq is ready to answer")
 	errClosed    = errors.New("stopped")
 
@@ -177,7 +178,7 @@ func (a *answer) truncated() bool { return a.wire[2]&0x02 != 0 }
 // read. deadline is the whole budget, waiting for a backend included. stream tells that the client
 // isn't on UDP: a truncated answer is asked again over TCP. With giveUp it doesn't wait for a
 // backend while the upstream is down. The error is that of ctx or wraps errTimeout (asked, not
-// answered), errNoBackend (never asked) or errClosed, or says why m is malformed.
+// answered), errNotTCP, errNoBackend (never asked) or errClosed, or says why m is malformed.
 func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time, stream, giveUp bool) (answer, error) {
 	u.inflight.Add(1)
 	defer u.inflight.Add(-1)
@@ -196,16 +197,7 @@ func (u *upstream) exchange(ctx context.Context, m *dns.Msg, deadline time.Time,
 	if err != nil || !stream || !a.truncated() {
 		return a, err
 	}
-	return u.whole(ctx, q, a)
-}
-
-// whole asks for the whole of the truncated answer a.
-func (u *upstream) whole(ctx context.Context, q *query, a answer) (answer, error) {
-	whole, err := u.over(ctx, q, (*backend).askTCP)
-	if errors.Is(err, errTimeout) || errors.Is(err, errNoBackend) {
-		return a, nil // better than nothing
-	}
-	return whole, err
+	return u.over(ctx, q, (*backend).askTCP) // or an error: a truncated answer is of no use over TCP
 }
 
 // over asks one backend after the other, by the given method, until one answers.
