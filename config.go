@@ -181,12 +181,11 @@ func includedDirectives(args []string) ([]directive, error) {
 				err: fmt.Errorf("%s is set by nanny alone: take it out of this file, which args names", d.name)}
 		}
 		var paths []string
-		value := "/" + strings.TrimLeft(d.value, "/") // the child's working directory is /
 		switch d.name {
 		case "conf-file":
-			paths = []string{value}
+			paths = []string{belowRoot(d.value)}
 		case "conf-dir":
-			paths = confDirFiles(value)
+			paths = confDirFiles(belowRoot(d.value))
 		}
 		for _, path := range paths {
 			if seen[path] {
@@ -202,6 +201,9 @@ func includedDirectives(args []string) ([]directive, error) {
 	}
 	return ds, nil
 }
+
+// belowRoot is path as a child sees it, whose working directory is /.
+func belowRoot(path string) string { return "/" + strings.TrimLeft(path, "/") }
 
 // confDirFiles lists the files that dnsmasq reads for conf-dir=value: a directory, then suffixes to leave out, or, with
 // a leading `*`, to take alone (dnsmasq(8)).
