@@ -257,15 +257,9 @@ func TestSupervisorStartFailsOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // #nosec G302 -- dnsmasq's user goes through
-		t.Fatal(err)
-	}
-	fail, program := filepath.Join(dir, "fail"), filepath.Join(dir, "program")
-	text := fmt.Sprintf("#!/bin/sh\n[ -e %s ] && exit 9\nexec %s \"$@\"\n", fail, dnsmasq)
-	if err := os.WriteFile(program, []byte(text), 0o755); err != nil { // #nosec G306
-		t.Fatal(err)
-	}
+	dir := reachableDir(t)
+	fail := filepath.Join(dir, "fail")
+	program := scriptProgram(t, dir, fmt.Sprintf("[ -e %s ] && exit 9\nexec %s \"$@\"\n", fail, dnsmasq))
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts", "--address=/a.test/192.0.2.1"}}, settings{}, nil)
 	for range 7 {
 		b.await("x.a.test", "192.0.2.1")
@@ -287,10 +281,9 @@ func TestSupervisorStartFailsOnce(t *testing.T) {
 // Where the configuration before a change doesn't start any more, the change is tried again, though it had taken too long
 // while no child served.
 func TestSupervisorChangeMends(t *testing.T) {
-	program := fakeProgram(t, "script")
-	dir := filepath.Dir(program)
-	script := `#!/bin/sh
-cd ` + dir + `
+	dir := reachableDir(t)
+	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
+	program := scriptProgram(t, dir, `cd `+dir+`
 for arg; do
 	case $arg in
 	--test) checks=yes ;;
@@ -304,12 +297,7 @@ elif [ "$checks" ] && [ ! -e slow ]; then # the first time
 	exec sleep 60
 fi
 exec dnsmasq "$@"
-`
-	for _, err := range []error{os.Remove(program), os.WriteFile(program, []byte(script), 0o755), os.Chmod(dir, 0o777)} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+`)
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{}, map[string]string{"a.conf": "# first\n"})
 	b.awaitPid()
 	put(t, filepath.Join(dir, "broken"), "")

@@ -39,8 +39,7 @@ func fakeProgram(t *testing.T, mode string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	path := filepath.Join(dir, "fake-"+mode)
+	path := filepath.Join(reachableDir(t), "fake-"+mode)
 	if err := os.Link(self, path); err != nil { // another file system
 		data, err := os.ReadFile(self)
 		if err != nil {
@@ -50,13 +49,25 @@ func fakeProgram(t *testing.T, mode string) string {
 			t.Fatal(err)
 		}
 	}
-	// The child may run as another user.
-	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
 	return path
+}
+
+// scriptProgram returns the path of a program in dir that is a shell script.
+func scriptProgram(t *testing.T, dir, script string) string {
+	t.Helper()
+	path := filepath.Join(dir, "program")
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755))
+	return path
+}
+
+// reachableDir makes a directory that a child reaches, which may run as another user.
+func reachableDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		must(t, os.Chmod(d, 0o755))
+	}
+	return dir
 }
 
 func fake(mode string) {
