@@ -2,6 +2,8 @@ package nanny
 
 import (
 	"errors"
+	"net/netip"
+	"os"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +17,48 @@ func (p privileges) sysProcAttr() *syscall.SysProcAttr {
 		attr.Credential = &syscall.Credential{Uid: p.uid, Gid: p.gid}
 	}
 	return attr
+}
+
+// reserve finds a port of 127.0.0.1 that is free for UDP and TCP and keeps it from everybody, and from what the kernel
+// gives to clients, but those who set SO_REUSEADDR as dnsmasq does (socket(7)). release ends that.
+func reserve() (addr netip.AddrPort, release func(), err error) {
+	var fds []int
+	closeAll := func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}
+	defer func() {
+		if err != nil {
+			closeAll()
+		}
+	}()
+	sa := &unix.SockaddrInet4{Addr: loopback.As4()}
+	// TCP first: what has been closed there keeps its port for a minute, and the kernel knows which are left.
+	for _, typ := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+		fd, err := unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return addr, nil, os.NewSyscallError("socket", err)
+		}
+		fds = append(fds, fd)
+		// Not before bind: it would succeed beside another who has set it.
+		if err := unix.Bind(fd, sa); err != nil {
+			return addr, nil, os.NewSyscallError("bind", err)
+		}
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return addr, nil, os.NewSyscallError("setsockopt", err)
+		}
+		name, err := unix.Getsockname(fd)
+		if err != nil {
+			return addr, nil, os.NewSyscallError("getsockname", err)
+		}
+		sa.Port = name.(*unix.SockaddrInet4).Port
+	}
+	// What is sent to the child is not for the socket that holds its port: that one hears only itself.
+	if err := unix.Connect(fds[1], sa); err != nil {
+		return addr, nil, os.NewSyscallError("connect", err)
+	}
+	return netip.AddrPortFrom(loopback, uint16(sa.Port)), closeAll, nil
 }
 
 // waitExit returns when the process has ended, without reaping it (waitid(2), WNOWAIT).

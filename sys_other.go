@@ -2,7 +2,11 @@
 
 package nanny
 
-import "syscall"
+import (
+	"net"
+	"net/netip"
+	"syscall"
+)
 
 // sysProcAttr gives the child a process group of its own. There is no parent-death signal here: a CoreDNS that
 // is killed leaves its dnsmasq behind.
@@ -12,6 +16,21 @@ func (p privileges) sysProcAttr() *syscall.SysProcAttr {
 		attr.Credential = &syscall.Credential{Uid: p.uid, Gid: p.gid}
 	}
 	return attr
+}
+
+// reserve finds a port of 127.0.0.1 that is free for UDP and TCP. It isn't kept: SO_REUSEADDR isn't the same everywhere.
+func reserve() (netip.AddrPort, func(), error) {
+	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback, 0)))
+	if err != nil {
+		return netip.AddrPort{}, nil, err
+	}
+	defer tcp.Close()
+	addr := tcp.Addr().(*net.TCPAddr).AddrPort()
+	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+	if err != nil {
+		return netip.AddrPort{}, nil, err
+	}
+	return addr, func() {}, udp.Close()
 }
 
 // waitExit does nothing: exec.Cmd.Wait waits and reaps at once.
