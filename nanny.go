@@ -22,7 +22,7 @@ const (
 	maxBackoff  = 10 * time.Second
 	servedPause = 150 * time.Millisecond // the longest after a child that had served: queries wait for the next one
 	patience    = 64                     // so many of those in a row; then the pauses grow, if no query was answered
-	tryLimit    = time.Second            // for an attempt to take the place of a child that has ended
+	tryLimit    = time.Second            // for a change to take the place of a child that has ended
 	portTries   = 5
 	firstLook   = 6 * time.Second // for the directory at the start
 )
@@ -123,7 +123,7 @@ type supervisor struct {
 // attempt is the change or start under way.
 type attempt struct {
 	cancel context.CancelFunc
-	alone  bool // there was no cur
+	alone  bool // no other may be started in its place
 }
 
 // outcome is what became of an attempt.
@@ -280,9 +280,14 @@ func (s *supervisor) proceed() {
 // begin starts an attempt at cfg, which is to be checked first or is known as good.
 func (s *supervisor) begin(cfg *config, check bool) {
 	ctx, cancel := context.WithCancel(context.Background())
-	s.attempt = &attempt{cancel: cancel, alone: s.cur == nil}
 	s.paused = false
 	s.retry.Stop()
+	alone := s.cur == nil
+	if alone && check && s.good != nil && s.failures == 0 {
+		alone = false
+		s.retry.Reset(tryLimit)
+	}
+	s.attempt = &attempt{cancel: cancel, alone: alone}
 	t := try{
 		supervisor: s, cur: s.cur, cfg: cfg, check: check, hurry: s.hurry,
 		reason: s.startReason(check), hup: s.set.reload == reloadAuto,

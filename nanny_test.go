@@ -361,13 +361,9 @@ func TestSupervisorInPlace(t *testing.T) {
 }
 
 func TestSupervisorFixedAddressTaken(t *testing.T) {
-	// Below the ports that the kernel gives to clients: once it is free, nobody takes it but dnsmasq.
-	var conn *net.UDPConn
-	for port := 10000; conn == nil && port < 11000; port++ {
-		conn, _ = net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-	}
-	if conn == nil {
-		t.Fatal("no free port")
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(freeAddr(t, "127.0.0.1")))
+	if err != nil {
+		t.Fatal(err)
 	}
 	b := newBench(t, spec{listen: conn.LocalAddr().(*net.UDPAddr).AddrPort()}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	if err := <-b.first; err == nil || !strings.Contains(err.Error(), "another program has this address") {
@@ -431,6 +427,26 @@ func TestSupervisorReloadOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.await("x.a.test", "192.0.2.2")
+}
+
+// A change that reload off held back and that never answers doesn't keep the configuration before it from service.
+func TestSupervisorReloadOffHung(t *testing.T) {
+	program := scriptProgram(t, reachableDir(t), `for arg; do
+	case $arg in
+	--test) exit 0 ;;
+	--conf-dir=*) conf=${arg#*=} ;;
+	esac
+done
+! grep -q second "${conf%%,*}/a.conf" || exec sleep 60
+exec dnsmasq "$@"
+`)
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{reload: reloadOff},
+		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	b.await("x.a.test", "192.0.2.1")
+	b.write("a.conf", "# second\n")
+	eventually(t, "the change is seen", func() bool { return b.stats.held.Load() })
+	must(t, syscall.Kill(b.pid(), syscall.SIGKILL))
+	b.await("x.a.test", "192.0.2.1")
 }
 
 func TestSupervisorBadPrograms(t *testing.T) {

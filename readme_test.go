@@ -1,17 +1,16 @@
 package nanny
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -119,7 +118,7 @@ func startExample(t *testing.T, path string) (addr string) {
 	dir, ports := t.TempDir(), map[string]string{}
 	free := func(port string) string {
 		if ports[port] == "" {
-			ports[port] = freePort(t)
+			ports[port] = fmt.Sprintf(":%d", freeAddr(t, "127.0.0.1").Port())
 		}
 		return ports[port]
 	}
@@ -158,25 +157,6 @@ func startExample(t *testing.T, path string) (addr string) {
 		})
 	})
 	return "127.0.0.1" + ports[":1053"]
-}
-
-// freePort returns ":" and a port of 127.0.0.1 that is free for UDP and TCP.
-func freePort(t *testing.T) string {
-	t.Helper()
-	for range 10 {
-		udp, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		tcp, err := net.Listen("tcp", udp.LocalAddr().String())
-		udp.Close()
-		if err == nil {
-			tcp.Close()
-			return ":" + strconv.Itoa(tcp.Addr().(*net.TCPAddr).Port)
-		}
-	}
-	t.Fatal("no port is free for UDP and TCP")
-	return ""
 }
 
 // exampleAnswer asks addr for name and returns the data of the first record, or the RCODE.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -57,19 +58,17 @@ func realDnsmasq(t testing.TB, addr string, args ...string) (at netip.AddrPort, 
 	return at, stop
 }
 
-// freeAddr returns a port of addr that is free for UDP and TCP.
+var lastPort atomic.Uint32
+
+// freeAddr returns a port of addr that is free for UDP and TCP, once. It is below those that the kernel gives to clients,
+// which would otherwise take it before its server does.
 func freeAddr(t testing.TB, addr string) netip.AddrPort {
 	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
-		if err != nil {
-			t.Fatalf("no free port: %v", err)
-		}
-		at := l.Addr().(*net.TCPAddr).AddrPort()
-		pc, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-		l.Close()
-		if err == nil {
-			pc.Close()
+	first := os.Getpid() % 10 * 1000
+	for range 10000 {
+		port := 10000 + (first+int(lastPort.Add(1)))%10000
+		at := netip.AddrPortFrom(netip.MustParseAddr(addr), uint16(port))
+		if available(at) == nil {
 			return at
 		}
 	}
