@@ -22,6 +22,7 @@ type command struct {
 	path string         // absolute path of the program
 	args []string       // its arguments, without the program's name
 	addr netip.AddrPort // where it is going to answer
+	port port           // released when it is gone, or couldn't be started
 	priv privileges     // the user it runs as
 	emit func(line string)
 }
@@ -47,6 +48,7 @@ type child struct {
 func start(c command) (*child, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
+		c.port.release()
 		return nil, fmt.Errorf("no pipe for dnsmasq's log: %w", err)
 	}
 	cmd := exec.Command(c.path, c.args...) // #nosec G204 -- the Corefile's owner names the program
@@ -68,6 +70,7 @@ func start(c command) (*child, error) {
 		w.Close()
 		if err != nil {
 			r.Close()
+			c.port.release()
 			began <- err
 			return
 		}
@@ -75,6 +78,8 @@ func start(c command) (*child, error) {
 		ch.output = newLineLog(r, c.emit)
 		began <- nil
 		ch.wait(cmd, r)
+		c.port.release()
+		close(ch.done)
 	}()
 	if err := <-began; err != nil {
 		return nil, fmt.Errorf("%s can't be started: %w", c.path, err)
@@ -103,7 +108,6 @@ func (ch *child) wait(cmd *exec.Cmd, output *os.File) {
 		status = err.Error()
 	}
 	ch.err = &exitError{status: status, tail: ch.output.tail()}
-	close(ch.done)
 }
 
 const exitedWell = "exited with status 0"

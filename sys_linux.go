@@ -2,7 +2,7 @@ package nanny
 
 import (
 	"errors"
-	"net/netip"
+	"net"
 	"os"
 	"syscall"
 
@@ -19,46 +19,38 @@ func (p privileges) sysProcAttr() *syscall.SysProcAttr {
 	return attr
 }
 
-// reserve finds a port of 127.0.0.1 that is free for UDP and TCP and keeps it from everybody, and from what the kernel
-// gives to clients, but those who set SO_REUSEADDR as dnsmasq does (socket(7)). release ends that.
-func reserve() (addr netip.AddrPort, release func(), err error) {
-	var fds []int
-	closeAll := func() {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-	}
-	defer func() {
+// lend lets dnsmasq bind the port that conn has, too: both have SO_REUSEADDR then (socket(7)). What is sent there isn't for
+// conn, which is connected to itself.
+func lend(conn *net.UDPConn) error {
+	return onFile(conn, func(fd int) error {
+		self, err := unix.Getsockname(fd)
 		if err != nil {
-			closeAll()
+			return os.NewSyscallError("getsockname", err)
 		}
-	}()
-	sa := &unix.SockaddrInet4{Addr: loopback.As4()}
-	// TCP first: what has been closed there keeps its port for a minute, and the kernel knows which are left.
-	for _, typ := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
-		fd, err := unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return addr, nil, os.NewSyscallError("socket", err)
+		if err := unix.Connect(fd, self); err != nil {
+			return os.NewSyscallError("connect", err)
 		}
-		fds = append(fds, fd)
-		// Not before bind: it would succeed beside another who has set it.
-		if err := unix.Bind(fd, sa); err != nil {
-			return addr, nil, os.NewSyscallError("bind", err)
-		}
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			return addr, nil, os.NewSyscallError("setsockopt", err)
-		}
-		name, err := unix.Getsockname(fd)
-		if err != nil {
-			return addr, nil, os.NewSyscallError("getsockname", err)
-		}
-		sa.Port = name.(*unix.SockaddrInet4).Port
+		return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	})
+}
+
+// reclaim ends what lend began: from now on nobody binds the port.
+func reclaim(conn *net.UDPConn) error {
+	return onFile(conn, func(fd int) error {
+		return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0))
+	})
+}
+
+// onFile calls f with the file descriptor of conn.
+func onFile(conn *net.UDPConn, f func(fd int) error) (err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
 	}
-	// What is sent to the child is not for the socket that holds its port: that one hears only itself.
-	if err := unix.Connect(fds[1], sa); err != nil {
-		return addr, nil, os.NewSyscallError("connect", err)
+	if ctlErr := raw.Control(func(fd uintptr) { err = f(int(fd)) }); ctlErr != nil {
+		return ctlErr
 	}
-	return netip.AddrPortFrom(loopback, uint16(sa.Port)), closeAll, nil
+	return err
 }
 
 // waitExit returns when the process has ended, without reaping it (waitid(2), WNOWAIT).

@@ -4,7 +4,6 @@ package nanny
 
 import (
 	"net"
-	"net/netip"
 	"syscall"
 )
 
@@ -18,20 +17,10 @@ func (p privileges) sysProcAttr() *syscall.SysProcAttr {
 	return attr
 }
 
-// reserve finds a port of 127.0.0.1 that is free for UDP and TCP. It isn't kept: SO_REUSEADDR isn't the same everywhere.
-func reserve() (netip.AddrPort, func(), error) {
-	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback, 0)))
-	if err != nil {
-		return netip.AddrPort{}, nil, err
-	}
-	defer tcp.Close()
-	addr := tcp.Addr().(*net.TCPAddr).AddrPort()
-	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
-	if err != nil {
-		return netip.AddrPort{}, nil, err
-	}
-	return addr, func() {}, udp.Close()
-}
+// lend gives the port of conn up: SO_REUSEADDR isn't the same on all systems.
+func lend(conn *net.UDPConn) error { return conn.Close() }
+
+func reclaim(*net.UDPConn) error { return nil }
 
 // waitExit does nothing: exec.Cmd.Wait waits and reaps at once.
 func waitExit(int) {}

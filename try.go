@@ -5,9 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -144,15 +142,15 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 	}()
 	preparing := cfg.leases.prepare(cfg.priv)
 	for n := 1; ; n++ {
-		addr, release, err := t.address()
+		p, err := takePort(t.spec.listen)
 		if err != nil {
 			return nil, &transientError{err}
 		}
+		addr := p.addr
 		ch, err := start(command{
-			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), addr: addr, priv: cfg.priv, emit: logLine,
+			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), addr: addr, port: p, priv: cfg.priv, emit: logLine,
 		})
 		if err != nil {
-			release()
 			return nil, &transientError{err}
 		}
 		if n == 1 { // another port is the same start
@@ -166,7 +164,9 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		err = awaitReady(readyCtx, ch)
 		slow.Stop()
 		cancel()
-		release()
+		if err == nil {
+			err = p.reclaim()
+		}
 		if err == nil {
 			var b *backend
 			if b, err = newBackend(addr); err == nil {
@@ -199,41 +199,6 @@ func (t try) explain(e *exitError, dir string) error {
 		filepath.Join(dir, hostsDir), t.spec.dir,
 	).Replace(e.tail)
 	return &exitError{status: e.status, tail: tail}
-}
-
-var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-
-// address gives the address for the next child: the fixed one, if nobody has it, or a port that is free for UDP
-// and TCP. Until release is called nobody but the child gets that port, where the system can do so.
-func (t try) address() (addr netip.AddrPort, release func(), err error) {
-	if want := t.spec.listen; want.IsValid() {
-		return want, func() {}, available(want)
-	}
-	for range portTries {
-		if addr, release, err = reserve(); err == nil {
-			return addr, release, nil
-		}
-	}
-	return addr, nil, fmt.Errorf("a free port of %s: %w", loopback, err)
-}
-
-// available returns an error unless a child can listen on addr.
-func available(addr netip.AddrPort) error {
-	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
-	if err == nil {
-		udp.Close()
-		var tcp net.Listener
-		if tcp, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr)); err == nil {
-			tcp.Close()
-		}
-	}
-	switch {
-	case err == nil, errors.Is(err, os.ErrPermission): // the child may be allowed to what CoreDNS isn't
-		return nil
-	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("listen %s: another program has this address (a dnsmasq left from an earlier run, or CoreDNS itself?): %w", addr, err)
-	}
-	return fmt.Errorf("listen %s: %w", addr, err)
 }
 
 // generation is a name in a hosts file of nanny's own. SIGHUP has no mark of completion; but once dnsmasq gives the

@@ -68,7 +68,8 @@ func freeAddr(t testing.TB, addr string) netip.AddrPort {
 	for range 10000 {
 		port := 10000 + (first+int(lastPort.Add(1)))%10000
 		at := netip.AddrPortFrom(netip.MustParseAddr(addr), uint16(port))
-		if available(at) == nil {
+		if p, err := takePort(at); err == nil {
+			p.release()
 			return at
 		}
 	}
