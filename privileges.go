@@ -35,7 +35,7 @@ var capabilitiesOf = []capability{
 		return isDHCP(d) || slices.Contains([]string{"ipset", "nftset", "conntrack", "connmark-allowlist-enable"}, d.name)
 	}},
 	{capNetRaw, "CAP_NET_RAW", func(d directive) bool {
-		return isDHCP(d) || (d.name == "server" && strings.Contains(d.value, "@"))
+		return isDHCP(d) || (slices.Contains([]string{"server", "local", "rev-server"}, d.name) && strings.Contains(d.value, "@"))
 	}},
 }
 
