@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what `make run` needs beside Go, if it is missing: dnsmasq and dig. With the argument "tests", what root's tests
-# on Debian need, too: they make network namespaces and containers (ip, nft, udhcpc, capsh, setcap), and ask systemd-analyze
+# on Debian need, too: they make network namespaces and containers (ip, nft, ipset, udhcpc, capsh, setcap), and ask systemd-analyze
 # and Prometheus. Where it can't, it says what to install.
 set -eu
 
@@ -15,8 +15,8 @@ packages='dnsmasq-base bind9-dnsutils'
 tests=
 if [ "${1:-}" = tests ] && [ "$(id -u)" -eq 0 ] && have apt-get; then
 	tests=yes
-	tools="$tools ip nft udhcpc capsh setcap systemd-analyze prometheus promtool"
-	packages="$packages iproute2 nftables udhcpc libcap2-bin systemd"
+	tools="$tools ip nft ipset udhcpc capsh setcap systemd-analyze prometheus promtool"
+	packages="$packages iproute2 nftables ipset udhcpc libcap2-bin systemd"
 fi
 missing=
 for tool in $tools; do

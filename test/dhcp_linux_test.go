@@ -146,8 +146,12 @@ func (h *house) known(t *testing.T, name, address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	qtype := dns.TypeA
+	if strings.Contains(address, ":") {
+		qtype = dns.TypeAAAA
+	}
 	for _, network := range []string{"udp", "tcp", "tcp-tls"} {
-		if got := h.asks(t, h.client, network, name, dns.TypeA); got != address {
+		if got := h.asks(t, h.client, network, name, qtype); got != address {
 			t.Errorf("%s over %s: got %s, want %s", name, network, got, address)
 		}
 		if got := h.asks(t, h.client, network, reverse, dns.TypePTR); got != name+"." {

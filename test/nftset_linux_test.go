@@ -9,29 +9,36 @@ import (
 	"time"
 )
 
+// upstream starts a dnsmasq in n with the arguments, waits until it answers, and returns its address.
+func (n *netns) upstream(t *testing.T, args ...string) string {
+	t.Helper()
+	const address = "198.51.100.53"
+	n.run(t, "ip", "address", "add", address+"/32", "dev", "lo")
+	args = append(append(n.enter(), dnsmasqPath(t), "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts",
+		"--user=", "--group=", "--pid-file=", "--log-facility=-", "--bind-interfaces", "--listen-address="+address), args...)
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	within(t, patience, "the upstream answers", func() (ok bool) {
+		n.do(t, func() { ok = answers(address + ":53") })
+		return ok
+	})
+	return address
+}
+
 // TestNftset starts examples/nftset: what CoreDNS's clients resolve is in the sets.
 func TestNftset(t *testing.T) {
 	t.Parallel()
 	needs(t, "nsenter", "unshare", "ip", "nft")
 	n := newNetns(t, "lo")
-	for _, address := range []string{routerAddr, "198.51.100.53"} {
-		n.run(t, "ip", "address", "add", address+"/32", "dev", "lo")
-	}
-	upstream := exec.Command(n.enter()[0], append(n.enter()[1:], dnsmasqPath(t), "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv",
-		"--no-hosts", "--user=", "--group=", "--pid-file=", "--log-facility=-", "--bind-interfaces", "--listen-address=198.51.100.53",
-		"--address=/updates.example/192.0.2.80", "--address=/updates.example/2001:db8::80", "--address=/other.example/192.0.2.81")...)
-	upstream.WaitDelay = time.Second
-	if err := upstream.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = upstream.Process.Kill()
-		_ = upstream.Wait()
-	})
-	within(t, patience, "the upstream answers", func() (ok bool) {
-		n.do(t, func() { ok = answers("198.51.100.53:53") })
-		return ok
-	})
+	n.run(t, "ip", "address", "add", routerAddr+"/32", "dev", "lo")
+	n.upstream(t, "--address=/updates.example/192.0.2.80", "--address=/updates.example/2001:db8::80", "--address=/other.example/192.0.2.81")
 
 	example := filepath.Join("..", "examples", "nftset")
 	n.run(t, "nft", "-f", filepath.Join(example, "sets.nft"))
