@@ -112,16 +112,18 @@ func listenBoth(port int) (*net.UDPConn, net.Listener, error) {
 // takenPort returns a port that the test holds until its end.
 func takenPort(t *testing.T) int {
 	t.Helper()
-	port := freePort(t)
-	udp, tcp, err := listenBoth(port)
-	if err != nil {
-		t.Fatal(err)
+	for range 10 { // dnsmasq takes any port for a moment, to ask its servers
+		port := freePort(t)
+		if udp, tcp, err := listenBoth(port); err == nil {
+			t.Cleanup(func() {
+				udp.Close()
+				tcp.Close()
+			})
+			return port
+		}
 	}
-	t.Cleanup(func() {
-		udp.Close()
-		tcp.Close()
-	})
-	return port
+	t.Fatal("no free port")
+	return 0
 }
 
 // tempDir is t.TempDir for processes of other users.
