@@ -529,6 +529,14 @@ func (s *supervisor) retire(run *running) {
 		cancel()
 		<-gone
 	}
+	hung := run.hung
+	s.retired.Go(func() { // what it won't answer any more goes to its successor while there is time
+		select {
+		case <-hung:
+			cancel()
+		case <-gone:
+		}
+	})
 	s.retired.Go(func() {
 		defer close(gone)
 		defer cancel()

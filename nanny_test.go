@@ -323,6 +323,20 @@ func TestSupervisorHungChild(t *testing.T) {
 	}
 }
 
+// What a hung child has, while it is replaced because of a change, is answered by its successor.
+func TestSupervisorReplacedChildHung(t *testing.T) {
+	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	pid := b.awaitPid()
+	must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	answered := make(chan string, 1)
+	go func() { answered <- b.lookup("x.a.test") }()
+	eventually(t, "the query waits", func() bool { return b.up.inflight.Load() == 1 })
+	b.write("a.conf", "address=/a.test/192.0.2.2\n")
+	if got := <-answered; !strings.HasPrefix(got, "192.0.2.") {
+		t.Errorf("got %s, want the successor's answer", got)
+	}
+}
+
 // A change that needs no second child beside the first keeps it; another never lets two run at once.
 func TestSupervisorInPlace(t *testing.T) {
 	addr := freeAddr(t, "127.0.0.1")
