@@ -19,11 +19,10 @@ const (
 
 // command is what a child is started from.
 type command struct {
-	path string         // absolute path of the program
-	args []string       // its arguments, without the program's name
-	addr netip.AddrPort // where it is going to answer
-	port port           // released when it is gone, or couldn't be started
-	priv privileges     // the user it runs as
+	path string     // absolute path of the program
+	args []string   // its arguments, without the program's name
+	port port       // where it is going to answer; released when it is gone
+	priv privileges // the user it runs as
 	emit func(line string)
 }
 
@@ -44,11 +43,10 @@ type child struct {
 // start starts c's program: no shell, no standard input, a process group of its own and an environment reduced to
 // PATH, LANG=C and TZ. On Linux it gets SIGTERM when CoreDNS ends in whatever way; that signal is tied to the
 // thread that started it, so one is kept for each child (prctl(2), PR_SET_PDEATHSIG). SIGTERM, not SIGKILL:
-// dnsmasq then ends the processes it forked for TCP too.
+// dnsmasq then ends the processes it forked for TCP too. On an error the port is still the caller's.
 func start(c command) (*child, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		c.port.release()
 		return nil, fmt.Errorf("no pipe for dnsmasq's log: %w", err)
 	}
 	cmd := exec.Command(c.path, c.args...) // #nosec G204 -- the Corefile's owner names the program
@@ -61,7 +59,7 @@ func start(c command) (*child, error) {
 	cmd.SysProcAttr = c.priv.sysProcAttr()
 	cmd.WaitDelay = waitDelay
 
-	ch := &child{addr: c.addr, started: time.Now(), done: make(chan struct{})}
+	ch := &child{addr: c.port.addr, started: time.Now(), done: make(chan struct{})}
 	began := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -70,7 +68,6 @@ func start(c command) (*child, error) {
 		w.Close()
 		if err != nil {
 			r.Close()
-			c.port.release()
 			began <- err
 			return
 		}

@@ -35,7 +35,7 @@ func startFake(t *testing.T, mode string, emit func(string)) *child {
 	t.Helper()
 	addr := freeAddr(t, "127.0.0.1")
 	ch, err := start(command{
-		path: fakeProgram(t, mode), addr: addr, emit: emit,
+		path: fakeProgram(t, mode), port: port{addr: addr}, emit: emit,
 		args: []string{"--listen-address=" + addr.Addr().String(), fmt.Sprintf("--port=%d", addr.Port())},
 	})
 	if err != nil {

@@ -283,7 +283,7 @@ func (s *supervisor) begin(cfg *config, check bool) {
 	s.paused = false
 	s.retry.Stop()
 	alone := s.cur == nil
-	if alone && check && s.good != nil && s.failures == 0 {
+	if alone && check && s.good != nil && s.failures == 0 { // good serves if the change takes long
 		alone = false
 		s.retry.Reset(tryLimit)
 	}

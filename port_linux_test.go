@@ -25,13 +25,11 @@ func TestPortKept(t *testing.T) {
 		t.Errorf("%s: %v, %v; want it to be in use", p.addr, conn, err)
 	}
 	ch, err := start(command{
-		path: "dnsmasq", addr: p.addr, port: p, emit: func(line string) { t.Log(line) }, args: []string{
-			"-k", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--user=", "--group=", "--pid-file=", "--log-facility=-",
-			"--bind-interfaces", "--listen-address=" + p.addr.Addr().String(), fmt.Sprintf("--port=%d", p.addr.Port()),
-			"--address=/a.test/192.0.2.1",
-		},
+		path: "dnsmasq", args: append(dnsmasqArgs(p.addr), "--address=/a.test/192.0.2.1"), port: p,
+		emit: func(line string) { t.Log(line) },
 	})
 	if err != nil {
+		p.release()
 		t.Fatal(err)
 	}
 	defer ch.stop(0)

@@ -113,7 +113,7 @@ func (t try) test(ctx context.Context, dir string) error {
 		addr = netip.AddrPortFrom(loopback, 1024) // nothing is bound
 	}
 	ch, err := start(command{
-		path: t.spec.path, args: append(t.cfg.commandLine(t.spec, dir, addr), "--test"), addr: addr, priv: t.cfg.priv,
+		path: t.spec.path, args: append(t.cfg.commandLine(t.spec, dir, addr), "--test"), port: port{addr: addr}, priv: t.cfg.priv,
 		emit: func(string) {},
 	})
 	if err != nil {
@@ -148,9 +148,10 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		}
 		addr := p.addr
 		ch, err := start(command{
-			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), addr: addr, port: p, priv: cfg.priv, emit: logLine,
+			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), port: p, priv: cfg.priv, emit: logLine,
 		})
 		if err != nil {
+			p.release()
 			return nil, &transientError{err}
 		}
 		if n == 1 { // another port is the same start

@@ -27,11 +27,7 @@ func realDnsmasq(t testing.TB, addr string, args ...string) (at netip.AddrPort, 
 	t.Helper()
 	for range 5 {
 		at = freeAddr(t, addr)
-		cmd := exec.Command("dnsmasq", append([]string{
-			"-k", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--user=", "--group=",
-			"--pid-file=", "--log-facility=-", "--bind-interfaces", "--dns-forward-max=4096",
-			"--listen-address=" + addr, fmt.Sprintf("--port=%d", at.Port()),
-		}, args...)...)
+		cmd := exec.Command("dnsmasq", append(dnsmasqArgs(at), args...)...)
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
 		cmd.WaitDelay = time.Second
@@ -56,6 +52,15 @@ func realDnsmasq(t testing.TB, addr string, args ...string) (at netip.AddrPort, 
 	}
 	t.Fatal("dnsmasq doesn't start")
 	return at, stop
+}
+
+// dnsmasqArgs are the arguments of a dnsmasq in the foreground that answers at addr and knows nothing.
+func dnsmasqArgs(addr netip.AddrPort) []string {
+	return []string{
+		"-k", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--user=", "--group=",
+		"--pid-file=", "--log-facility=-", "--bind-interfaces", "--dns-forward-max=4096",
+		"--listen-address=" + addr.Addr().String(), fmt.Sprintf("--port=%d", addr.Port()),
+	}
 }
 
 var lastPort atomic.Uint32

@@ -2,35 +2,10 @@ package test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
-
-// upstream starts a dnsmasq in n with the arguments, waits until it answers, and returns its address.
-func (n *netns) upstream(t *testing.T, args ...string) string {
-	t.Helper()
-	const address = "198.51.100.53"
-	n.run(t, "ip", "address", "add", address+"/32", "dev", "lo")
-	args = append(append(n.enter(), dnsmasqPath(t), "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts",
-		"--user=", "--group=", "--pid-file=", "--log-facility=-", "--bind-interfaces", "--listen-address="+address), args...)
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.WaitDelay = time.Second
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	within(t, patience, "the upstream answers", func() (ok bool) {
-		n.do(t, func() { ok = answers(address + ":53") })
-		return ok
-	})
-	return address
-}
 
 // TestNftset starts examples/nftset: what CoreDNS's clients resolve is in the sets.
 func TestNftset(t *testing.T) {
