@@ -71,11 +71,9 @@ type coreDNS struct {
 	err  error         // how; valid after done
 }
 
-// at is c as it is asked at another of its ports.
+// at is c as it is asked at another of its ports; it doesn't tell how it ended (err may be being written).
 func (c *coreDNS) at(port int) *coreDNS {
-	other := *c
-	other.port = port
-	return &other
+	return &coreDNS{logs: c.logs, port: port, pid: c.pid, conf: c.conf, tmp: c.tmp, done: c.done}
 }
 
 var lastPort atomic.Int64
