@@ -1,6 +1,7 @@
 package nanny
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,6 +105,7 @@ type supervisor struct {
 	good      *config // what a new child is started from
 	want      *config // the change to try next
 	later     *config // a change that failed for a transient reason, to be tried when retry fires
+	doubtful  *config // a change that was refused while no child served: if good doesn't start either, it may not be to blame
 	pending   *config // with reload off: the change that waits for a start
 	attempt   *attempt
 	outcomes  chan outcome // capacity 1
@@ -336,6 +338,7 @@ func (s *supervisor) settle(o outcome) {
 		s.up.down(false)
 		s.restore = false
 	}
+	failed := s.failures > 0
 	if o.err == nil {
 		s.failures = 0
 	}
@@ -347,12 +350,17 @@ func (s *supervisor) settle(o outcome) {
 		}
 	case o.err == nil && o.cfg == s.good:
 		log.Infof("dnsmasq started: pid=%d took=%s", s.cur.child.pid, seconds(o.took))
+		if failed && s.want == nil {
+			s.want = s.doubtful
+		}
+		s.doubtful = nil
 	case o.err == nil:
 		old, s.good = s.good, o.cfg
 		s.applied(old, o)
 	case o.cfg == s.good || o.cfg == nil: // a start failed
 		log.Errorf("dnsmasq can't be started: %v", o.err)
 		s.restore = false // a change that is wanted may mend it
+		s.later = cmp.Or(s.later, s.doubtful)
 		s.failed()
 	case errors.As(o.err, new(*transientError)):
 		log.Errorf("Configuration not applied, to be tried again: version=%.8s: %v", o.cfg.version, o.err)
@@ -460,7 +468,7 @@ func (s *supervisor) saw(l look) {
 	if l.repeated {
 		return
 	}
-	s.later = nil
+	s.later, s.doubtful = nil, nil
 	if l.err != nil {
 		s.want, s.pending = nil, nil
 		if s.cur == nil && s.good == nil {
@@ -498,6 +506,7 @@ func (s *supervisor) wantPending() {
 }
 
 func (s *supervisor) applied(old *config, o outcome) {
+	s.doubtful = nil
 	s.stats.applied(o, old == nil)
 	if old == nil {
 		old = &config{}
@@ -513,6 +522,7 @@ func (s *supervisor) rejected(o outcome) {
 	s.stats.refused(o)
 	stays := "the one before stays in service"
 	if s.cur == nil {
+		s.doubtful = o.cfg
 		stays = "dnsmasq starts with the one before"
 		if s.good == nil {
 			stays = "dnsmasq starts without it"

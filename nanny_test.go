@@ -309,6 +309,19 @@ exec dnsmasq "$@"
 	b.await("x.a.test", "192.0.2.2")
 }
 
+// A configuration that was refused while dnsmasq didn't start without it either isn't left out once it does.
+func TestSupervisorNotToBlame(t *testing.T) {
+	dir := reachableDir(t)
+	broken := filepath.Join(dir, "broken")
+	put(t, broken, "")
+	program := scriptProgram(t, dir, fmt.Sprintf("[ -e %s ] && exit 9\nexec dnsmasq \"$@\"\n", broken))
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	eventually(t, "the start without it has failed, too", func() bool { return b.stats.started.Load() > 1 })
+	must(t, os.Remove(broken))
+	b.await("x.a.test", "192.0.2.1")
+	eventually(t, "it is said to be usable", b.stats.valid.Load)
+}
+
 func TestSupervisorHungChild(t *testing.T) {
 	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	pid := b.awaitPid()

@@ -74,6 +74,9 @@ func (s *stats) applied(o outcome, first bool) {
 	}
 	s.mu.Unlock()
 	s.held.Store(false)
+	if o.cfg.version == s.newest { // it may have been refused before
+		s.valid.Store(true)
+	}
 }
 
 // refused notes a change that isn't.
