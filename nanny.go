@@ -130,13 +130,12 @@ type attempt struct {
 
 // outcome is what became of an attempt.
 type outcome struct {
-	keep   bool     // cur stays what it is, if anything
-	run    *running // else: what is cur from now on; nil: there is none
-	cfg    *config  // what was to be applied
-	how    string   // swap, in place, SIGHUP or start
-	err    error    // why run isn't cfg's
-	undone bool     // cfg had been put in the old child's place; run is the old configuration's again
-	took   time.Duration
+	keep bool     // cur stays what it is, if anything
+	run  *running // else: what is cur from now on; nil: there is none
+	cfg  *config  // what was to be applied
+	how  string   // swap, in place, SIGHUP or start
+	err  error    // why run isn't cfg's
+	took time.Duration
 }
 
 // newSupervisor starts a supervisor. gate may be nil.

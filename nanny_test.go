@@ -371,7 +371,10 @@ func TestSupervisorInPlace(t *testing.T) {
 		t.Error("a changed *.conf needs a new process")
 	}
 	b.write("a.conf", "interface=nosuch0\naddress=/a.test/192.0.2.5\n") // passes --test
-	eventually(t, "the change fails", func() bool { return b.reloads("failed") == 1 })
+	eventually(t, "the change is rejected", func() bool { return b.reloads("rejected") == 1 })
+	if b.stats.valid.Load() {
+		t.Error("the directory is said to be usable")
+	}
 	if got := b.lookup("x.a.test"); got != "192.0.2.4" {
 		t.Errorf("got %s, want the last good configuration", got)
 	}

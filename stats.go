@@ -81,10 +81,6 @@ func (s *stats) applied(o outcome, first bool) {
 
 // refused notes a change that isn't.
 func (s *stats) refused(o outcome) {
-	if o.undone {
-		s.reload("failed")
-		return
-	}
 	if o.cfg.version == s.newest { // else the directory holds another by now
 		s.valid.Store(false)
 	}

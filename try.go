@@ -80,7 +80,7 @@ func (t try) do(ctx context.Context) outcome {
 	if backErr != nil {
 		err = fmt.Errorf("%w (and the one before doesn't start again: %w)", err, backErr)
 	}
-	return outcome{run: back, how: how, err: err, undone: true}
+	return outcome{run: back, how: how, err: err}
 }
 
 // awaitGate waits until a child that may not run beside others can start.
