@@ -3,6 +3,8 @@ package nanny
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	golog "log"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -180,5 +182,26 @@ func TestHostileFiles(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// Who may write the directory can't write lines of their own into CoreDNS's log.
+func TestHostileLog(t *testing.T) {
+	var logged strings.Builder
+	golog.SetOutput(&logged)
+	defer golog.SetOutput(io.Discard)
+	dir := t.TempDir()
+	for _, text := range []string{`user="x\n[ERROR] forged"`, `group="x\n[ERROR] forged"`} {
+		put(t, filepath.Join(dir, "a.conf"), text)
+		put(t, filepath.Join(dir, "a\n[ERROR] forged"), "")
+		looks := make(chan look, 1)
+		newEye(spec{dir: dir}, nil, looks).look(t.Context(), true)
+		l := <-looks
+		if l.err == nil || strings.Contains(l.err.Error(), "\n") {
+			t.Errorf("%s: got %v, want an error of one line", text, l.err)
+		}
+	}
+	if got := logged.String(); !strings.Contains(got, "forged") || strings.Contains(got, "\n[ERROR]") {
+		t.Errorf("got %q, want each message on one line", got)
 	}
 }

@@ -9,7 +9,10 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+	"unicode"
 )
 
 // resolveLimit bounds the look-up of host names used as servers, so that a dead resolver doesn't hold up a change.
@@ -108,12 +111,20 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 
 const meanings = "stubDomains, upstreamNameservers, federations, *.conf or *.hosts"
 
+// onOneLine returns name, quoted if it could end a line of the log.
+func onOneLine(name string) string {
+	if strings.ContainsFunc(name, unicode.IsControl) {
+		return strconv.Quote(name)
+	}
+	return name
+}
+
 // tellFiles logs, once, what may not be as the directory's owner thinks.
 func (e *eye) tellFiles(s *snapshot) {
 	for _, name := range s.ignored {
 		if !e.ignored[name] {
 			e.ignored[name] = true
-			log.Infof("%s/%s is ignored: not a regular file named %s", e.spec.dir, name, meanings)
+			log.Infof("%s/%s is ignored: not a regular file named %s", e.spec.dir, onOneLine(name), meanings)
 		}
 	}
 	for _, f := range s.files {

@@ -1,6 +1,7 @@
 package nanny
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -80,6 +81,9 @@ func findPrivileges(ds []directive, port uint16) (privileges, error) {
 	if group != "" {
 		g, err := user.LookupGroup(group)
 		if err != nil {
+			if errors.As(err, new(user.UnknownGroupError)) { // it repeats the name as it is, with line breaks too
+				err = errors.New("it is unknown")
+			}
 			return p, &configError{file: groupAt.file, line: groupAt.line, err: fmt.Errorf("there is no group %q: %w", group, err)}
 		}
 		gid = g.Gid
@@ -128,6 +132,9 @@ func lookupUser(name string) (*user.User, error) {
 	if name != "" {
 		u, err := user.Lookup(name)
 		if err != nil {
+			if errors.As(err, new(user.UnknownUserError)) { // it repeats the name as it is, with line breaks too
+				err = errors.New("it is unknown")
+			}
 			return nil, fmt.Errorf("there is no user %q: %w", name, err)
 		}
 		return u, nil
