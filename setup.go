@@ -162,10 +162,10 @@ func parseProperty(c *caddy.Controller, n *Nanny, property string) error {
 	case "exec":
 		n.spec.path = args[0]
 	case "args":
-		if arg, name := refusedArg(args); arg != "" {
+		n.spec.args = append(n.spec.args, args...) // all of them, since an option may take its argument from the next line
+		if arg, name := refusedArg(n.spec.args); arg != "" {
 			return c.Errf("args '%s': %s is set by nanny alone", arg, name)
 		}
-		n.spec.args = append(n.spec.args, args...)
 	case "config":
 		return parseConfig(c, n, args)
 	case "reload":

@@ -128,6 +128,7 @@ func TestParseErrors(t *testing.T) {
 		{"args bind", "args --bind-dyn", "bind-dynamic is set by nanny alone"},
 		{"args listen-address", "args -a 127.0.0.1", "listen-address is set by nanny alone"},
 		{"args pid-file", "args --pid-file", "pid-file is set by nanny alone"},
+		{"args port, behind an option that has its argument from the line before", "args --address\nargs --address --port=53", "port is set by nanny alone"},
 		{"config without directory", "config", "wrong count of arguments for 'config'"},
 		{"config with too much", "config " + dir + " 1s 2s", "wrong count of arguments for 'config'"},
 		{"config without parent", "config " + dir + "/no/such", "the directory's parent can't be used"},
