@@ -113,7 +113,6 @@ func parse(c *caddy.Controller) ([]*Nanny, error) {
 func parseBlock(c *caddy.Controller) (*Nanny, error) {
 	n := &Nanny{
 		where: fmt.Sprintf("%s:%d", c.File(), c.Line()),
-		spec:  spec{path: "dnsmasq"},
 		set:   settings{interval: defaultInterval, timeout: defaultTimeout},
 	}
 	var err error
@@ -134,11 +133,11 @@ func parseBlock(c *caddy.Controller) (*Nanny, error) {
 			return nil, err
 		}
 	}
-	path, err := findProgram(n.spec.path)
-	if err != nil {
-		return nil, c.Errf("exec: %v", err)
+	if n.spec.path == "" {
+		if n.spec.path, err = findProgram("dnsmasq"); err != nil {
+			return nil, c.Errf("exec: %v", err)
+		}
 	}
-	n.spec.path = path
 	return n, nil
 }
 
@@ -160,7 +159,9 @@ func parseProperty(c *caddy.Controller, n *Nanny, property string) error {
 	var err error
 	switch property {
 	case "exec":
-		n.spec.path = args[0]
+		if n.spec.path, err = findProgram(args[0]); err != nil {
+			return c.Errf("exec: %v", err)
+		}
 	case "args":
 		n.spec.args = append(n.spec.args, args...) // all of them, since an option may take its argument from the next line
 		if arg, name := refusedArg(n.spec.args); arg != "" {

@@ -115,6 +115,7 @@ func TestParseErrors(t *testing.T) {
 		{"exec missing", "exec no-such-dnsmasq", "package dnsmasq-base"},
 		{"exec missing path", "exec " + dir + "/no-such-dnsmasq", "package dnsmasq-base"},
 		{"exec not executable", "exec " + notExecutable, "can't be executed"},
+		{"exec's line", "exec no-such-dnsmasq\ntimeout 5s", "Testfile:2"},
 		{"args without argument", "args", "wrong count of arguments for 'args'"},
 		{"args port", "args --port=53", "args '--port=53': port is set by nanny alone"},
 		{"args port, short", "args -p53", "port is set by nanny alone"},
