@@ -218,6 +218,9 @@ func parseProperty(c *caddy.Controller, n *Nanny, property string) error {
 // parseConfig reads `config DIR [INTERVAL]`.
 func parseConfig(c *caddy.Controller, n *Nanny, args []string) (err error) {
 	dir := args[0]
+	if dir == "" { // as from a variable that isn't set; it would be the working directory
+		return c.Errf("config '': must be a directory")
+	}
 	if root := dnsserver.GetConfig(c).Root; !filepath.IsAbs(dir) && root != "" {
 		dir = filepath.Join(root, dir)
 	}

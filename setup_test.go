@@ -131,6 +131,7 @@ func TestParseErrors(t *testing.T) {
 		{"args pid-file", "args --pid-file", "pid-file is set by nanny alone"},
 		{"args port, behind an option that has its argument from the line before", "args --address\nargs --address --port=53", "port is set by nanny alone"},
 		{"config without directory", "config", "wrong count of arguments for 'config'"},
+		{"config empty", "config \"\"", "must be a directory"},
 		{"config with too much", "config " + dir + " 1s 2s", "wrong count of arguments for 'config'"},
 		{"config without parent", "config " + dir + "/no/such", "the directory's parent can't be used"},
 		{"config below a file", "config " + notExecutable + "/x", "is not a directory"},
