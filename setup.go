@@ -269,7 +269,10 @@ func parseResolver(s string) (netip.AddrPort, error) {
 		}
 		return ap, nil
 	}
-	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	if strings.HasPrefix(s, "[") {
+		return netip.ParseAddrPort(s + ":53")
+	}
+	addr, err := netip.ParseAddr(s)
 	return netip.AddrPortFrom(addr, 53), err
 }
 

@@ -146,6 +146,8 @@ func TestParseErrors(t *testing.T) {
 		{"listen bad port", "listen 127.0.0.1:65536", "must be one address of this host and a port"},
 		{"resolver without address", "resolver", "wrong count of arguments for 'resolver'"},
 		{"resolver name", "resolver ns.example.org", "must be an IP address"},
+		{"resolver, half a bracket", "resolver [::1", "must be an IP address"},
+		{"resolver, the other half", "resolver ::1]", "must be an IP address"},
 		{"resolver port 0", "resolver 192.0.2.1:0", "must be an IP address"},
 		{"timeout bad", "timeout 5", "not a duration"},
 		{"timeout negative", "timeout -5s", "must be at least"},
