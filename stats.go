@@ -11,6 +11,7 @@ type stats struct {
 	run     atomic.Pointer[running] // the child in service; nil: none
 	valid   atomic.Bool             // the directory's newest state is usable
 	newest  string                  // version of that state, empty if it has none; the supervisor's loop's
+	wrong   string                  // version refused last; the loop's
 	started atomic.Int64            // children started, for whatever reason
 	held    atomic.Bool             // a change waits because of reload off
 
@@ -54,7 +55,7 @@ func (s *stats) looked(l look) {
 		if l.err == nil {
 			s.newest = l.cfg.version
 		}
-		s.valid.Store(l.err == nil)
+		s.valid.Store(l.err == nil && s.newest != s.wrong)
 	}
 	switch {
 	case l.err != nil && !l.repeated:
@@ -74,6 +75,9 @@ func (s *stats) applied(o outcome, first bool) {
 	}
 	s.mu.Unlock()
 	s.held.Store(false)
+	if o.cfg.version == s.wrong {
+		s.wrong = ""
+	}
 	if o.cfg.version == s.newest { // it may have been refused before
 		s.valid.Store(true)
 	}
@@ -81,6 +85,7 @@ func (s *stats) applied(o outcome, first bool) {
 
 // refused notes a change that isn't.
 func (s *stats) refused(o outcome) {
+	s.wrong = o.cfg.version
 	if o.cfg.version == s.newest { // else the directory holds another by now
 		s.valid.Store(false)
 	}
