@@ -137,22 +137,28 @@ func (ch *child) signalGroup(sig syscall.Signal) {
 	}
 }
 
-// stop ends the child with SIGTERM, or SIGKILL if it takes longer than grace, and returns when it is gone.
+// stop ends the child with SIGTERM, or SIGKILL if it takes longer than grace, and returns when it is gone. With grace 0 it
+// doesn't wait for another stop's grace.
 func (ch *child) stop(grace time.Duration) {
-	ch.ending.Do(func() {
-		if grace > 0 {
-			if err := ch.signal(syscall.SIGTERM); err != nil {
-				log.Error(err)
-			}
-			select {
-			case <-ch.done:
-				return
-			case <-time.After(grace):
-				log.Warningf("dnsmasq (pid %d) ignored SIGTERM for %s; killing it", ch.pid, grace)
-			}
-		}
+	kill := func() {
 		if err := ch.signal(syscall.SIGKILL); err != nil {
 			log.Error(err)
+		}
+	}
+	if grace == 0 {
+		kill()
+		<-ch.done
+		return
+	}
+	ch.ending.Do(func() {
+		if err := ch.signal(syscall.SIGTERM); err != nil {
+			log.Error(err)
+		}
+		select {
+		case <-ch.done:
+		case <-time.After(grace):
+			log.Warningf("dnsmasq (pid %d) ignored SIGTERM for %s; killing it", ch.pid, grace)
+			kill()
 		}
 	})
 	<-ch.done

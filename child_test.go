@@ -82,6 +82,21 @@ func TestChildDeafToSIGTERM(t *testing.T) {
 	}
 }
 
+// One that was found hung while it is being stopped is killed at once.
+func TestChildKilledWhileStopping(t *testing.T) {
+	ch := startFake(t, "deaf", func(string) {})
+	awaitFake(t, ch)
+	start := time.Now()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { ch.stop(10 * time.Second) })
+	time.AfterFunc(100*time.Millisecond, func() { ch.stop(0) })
+	<-ch.done
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("gone after %s", took)
+	}
+}
+
 // The parent-death signal is tied to the thread that started the child (prctl(2)): the ends of other threads don't matter.
 func TestChildOutlivesThreads(t *testing.T) {
 	ch := startFake(t, "mute", func(string) {})
