@@ -207,6 +207,16 @@ func TestSupervisorRejects(t *testing.T) {
 	}
 }
 
+// An option that lacks its argument doesn't take --test for it.
+func TestSupervisorArgumentMissing(t *testing.T) {
+	start := time.Now()
+	b := newBench(t, spec{args: []string{"--domain"}}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	eventually(t, "it is refused", func() bool { return b.reloads("rejected") > 0 })
+	if took := time.Since(start); took > checkTime/2 {
+		t.Errorf("refused after %s: dnsmasq ran instead of checking", took)
+	}
+}
+
 func TestSupervisorStartsWithoutUsableSnapshot(t *testing.T) {
 	b := newBench(t, spec{args: []string{"--address=/base.test/192.0.2.5"}}, settings{}, map[string]string{"a.conf": "foo=bar\n"})
 	if got := b.lookup("x.base.test"); got != "192.0.2.5" {

@@ -113,7 +113,8 @@ func (t try) test(ctx context.Context, dir string) error {
 		addr = netip.AddrPortFrom(loopback, 1024) // nothing is bound
 	}
 	ch, err := start(command{
-		path: t.spec.path, args: append(t.cfg.commandLine(t.spec, dir, addr), "--test"), port: port{addr: addr}, priv: t.cfg.priv,
+		// First: an option in args that lacks its argument would take it for that, and dnsmasq would run.
+		path: t.spec.path, args: append([]string{"--test"}, t.cfg.commandLine(t.spec, dir, addr)...), port: port{addr: addr}, priv: t.cfg.priv,
 		emit: func(string) {},
 	})
 	if err != nil {
