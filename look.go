@@ -75,16 +75,30 @@ func (e *eye) look(ctx context.Context, event bool) {
 	e.looks <- l
 }
 
+// read returns what the directory holds. What is wrong may be half of a file that is being written, so it has to last.
 func (e *eye) read(ctx context.Context, event bool) (*config, error) {
-	s, err := readStable(ctx, e.spec.dir, e.known)
-	if err != nil {
-		return nil, e.blame(err)
+	for end := time.Now().Add(readGiveUp); ; {
+		s, err := readStable(ctx, e.spec.dir, e.known)
+		if err != nil {
+			return nil, e.blame(err)
+		}
+		cfg, err := e.parse(ctx, s, event)
+		switch {
+		case cfg != nil:
+			return cfg, nil
+		case err != nil && (time.Now().After(end) || lasts(ctx, e.spec.dir, s.version)):
+			return nil, e.blame(err)
+		}
 	}
+}
+
+// parse makes a configuration of s; nil without an error: s has to be read again, with its contents.
+func (e *eye) parse(ctx context.Context, s *snapshot, event bool) (cfg *config, err error) {
 	e.tellFiles(s)
 	if s.version != e.known {
 		e.known = ""
 		if e.kube, err = parseKubeDNS(s); err != nil {
-			return nil, e.blame(err)
+			return nil, err
 		}
 	}
 	k := e.kube
@@ -100,10 +114,10 @@ func (e *eye) read(ctx context.Context, event bool) (*config, error) {
 	}
 	if s.version == e.known { // the same names have other addresses: read the contents again
 		e.known = ""
-		return e.read(ctx, event)
+		return nil, nil
 	}
 	if e.last, err = newConfig(e.spec, s, k, addrs); err != nil {
-		return nil, e.blame(err)
+		return nil, err
 	}
 	e.known = s.version
 	return e.last, nil

@@ -108,6 +108,21 @@ func readStable(ctx context.Context, dir, known string) (*snapshot, error) {
 	}
 }
 
+// lasts reports whether dir holds the same version for readPatient; where it doesn't, at once.
+func lasts(ctx context.Context, dir, version string) bool {
+	for end := time.Now().Add(readPatient); time.Now().Before(end); {
+		select {
+		case <-ctx.Done():
+			return true
+		case <-time.After(readGap):
+		}
+		if s, err := readDir(dir, false); err != nil || s.version != version {
+			return false
+		}
+	}
+	return true
+}
+
 // readDir reads dir once. It follows links, as Kubernetes makes each key of a
 // volume one, skips subdirectories and names that begin with a dot, and never
 // opens what has no meaning. Only with keep the contents are kept, and checked:

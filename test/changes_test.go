@@ -93,7 +93,7 @@ func TestChange(t *testing.T) {
 	}
 	t.Run("truncated and written in pieces", func(t *testing.T) {
 		texts, mark := []string{one, two}, c.logs.mark()
-		for round, steady := 1, 0; steady < 20 && round <= 100; round++ {
+		for round, steady := 1, 0; steady < 10 && round <= 50; round++ {
 			before, n := c.applied(), round%2
 			if !inPieces(t, filepath.Join(dir, "stubDomains"), texts[n]) {
 				c.waits(t, "www.x.example", fmt.Sprintf("192.0.2.%d", n+1))
@@ -109,27 +109,27 @@ func TestChange(t *testing.T) {
 	})
 }
 
-// inPieces truncates a file and writes text in two pieces, with pauses shorter than nanny waits for the rest. If the machine
-// has made them longer, it returns false.
+// inPieces truncates a file and writes text in two pieces, with a pause longer than a burst of events has and shorter than
+// nanny waits for the rest. If the machine has made it longer, it returns false.
 func inPieces(t *testing.T, path, text string) (steady bool) {
 	t.Helper()
+	begin := time.Now()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	steady = true
-	for half := len(text) / 2; text != ""; text = text[min(half, len(text)):] {
-		begin := time.Now()
-		time.Sleep(30 * time.Millisecond)
-		if _, err := f.WriteString(text[:min(half, len(text))]); err != nil {
+	defer f.Close()
+	write := func(piece string) {
+		if _, err := f.WriteString(piece); err != nil {
 			t.Fatal(err)
 		}
-		steady = steady && time.Since(begin) < 50*time.Millisecond
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return steady
+	half := len(text) / 2
+	write(text[:half])
+	steady = time.Since(begin) < 50*time.Millisecond
+	time.Sleep(100 * time.Millisecond)
+	write(text[half:])
+	return steady && time.Since(begin) < 200*time.Millisecond
 }
 
 // volume is a directory that changes as the kubelet changes a ConfigMap's: all files are links through ..data, which is
@@ -218,7 +218,7 @@ func TestConfigMapSwaps(t *testing.T) {
 	t.Run("two within 50 ms", func(t *testing.T) {
 		before := c.applied()
 		v.swap(t, keys(201))
-		time.Sleep(30 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
 		v.swap(t, keys(202))
 		c.waits(t, "n.example", "192.0.2.202")
 		c.wants(t, "www.x.example", "192.0.2.2")
