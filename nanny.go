@@ -117,7 +117,8 @@ type supervisor struct {
 	retry     *time.Timer
 	paused    bool // until retry fires
 	short     int  // children in a row that lived less than settledTime
-	failures  int  // attempts in a row that failed, and not because of a changed configuration
+	failures  int  // starts of good in a row that failed
+	tries     int  // of later that failed
 	looked    bool // the directory was seen, or there is none
 	warned    map[string]bool
 }
@@ -349,6 +350,9 @@ func (s *supervisor) settle(o outcome) {
 		}
 	case o.err == nil && o.cfg == s.good:
 		log.Infof("dnsmasq started: pid=%d took=%s", s.cur.child.pid, seconds(o.took))
+		if s.later != nil {
+			s.retry.Reset(backoff(max(s.tries, 1), maxBackoff))
+		}
 		if failed && s.want == nil {
 			s.want = s.doubtful
 		}
@@ -360,12 +364,20 @@ func (s *supervisor) settle(o outcome) {
 		log.Errorf("dnsmasq can't be started: %v", o.err)
 		s.restore = false // a change that is wanted may mend it
 		s.later = cmp.Or(s.later, s.doubtful)
-		s.failed()
+		s.failures++
+		s.up.down(true)
+		s.pause(backoff(s.failures, maxBackoff))
 	case errors.As(o.err, new(*transientError)):
 		log.Errorf("Configuration not applied, to be tried again: version=%.8s: %v", o.cfg.version, o.err)
 		s.stats.reload("failed")
 		s.later = o.cfg
-		s.failed()
+		s.tries++
+		s.pause(backoff(s.tries, maxBackoff))
+		if s.good != nil { // which starts meanwhile, if it doesn't serve
+			s.paused = false
+		} else {
+			s.up.down(true)
+		}
 	default:
 		s.rejected(o)
 	}
@@ -380,13 +392,6 @@ func (s *supervisor) watchLoop() {
 	if run, zones := s.cur, s.set.zones; run != nil {
 		s.retired.Go(func() { s.loop.watch(run, zones) })
 	}
-}
-
-// failed makes a pause after a failure that isn't a changed configuration's.
-func (s *supervisor) failed() {
-	s.up.down(s.cur == nil)
-	s.failures++
-	s.pause(backoff(s.failures, maxBackoff))
 }
 
 // lost deals with an unexpected end of cur.
@@ -467,7 +472,7 @@ func (s *supervisor) saw(l look) {
 	if l.repeated {
 		return
 	}
-	s.later, s.doubtful = nil, nil
+	s.later, s.doubtful, s.tries = nil, nil, 0
 	if l.err != nil {
 		s.want, s.pending = nil, nil
 		if s.cur == nil && s.good == nil {
@@ -500,12 +505,12 @@ func (s *supervisor) saw(l look) {
 // wantPending makes a change wanted that reload off held back.
 func (s *supervisor) wantPending() {
 	if s.pending != nil {
-		s.want, s.pending = s.pending, nil
+		s.want, s.pending, s.later = s.pending, nil, nil
 	}
 }
 
 func (s *supervisor) applied(old *config, o outcome) {
-	s.doubtful = nil
+	s.doubtful, s.tries = nil, 0
 	s.stats.applied(o, old == nil)
 	if old == nil {
 		old = &config{}

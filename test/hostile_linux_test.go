@@ -166,6 +166,8 @@ func TestStagingFull(t *testing.T) {
 			if now := c.child(t); now.pid != child.pid {
 				t.Errorf("got pid %d, want %d: nothing was to happen", now.pid, child.pid)
 			}
+			kill(t, child.pid, syscall.SIGKILL) // what can't be applied doesn't keep the configuration in service from a new start
+			c.waits(t, "kept.example", "192.0.2.1")
 			remove(t, dir, "b.hosts")
 			put(t, dir, "a.hosts", "192.0.2.4 host.example\n")
 			c.waits(t, "host.example", "192.0.2.4")
