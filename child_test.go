@@ -160,6 +160,19 @@ func TestChildLongLine(t *testing.T) {
 	}
 }
 
+func TestChildControlCharacters(t *testing.T) {
+	var l lines
+	log := newLineLog(strings.NewReader("dnsmasq: for \x1b[31mred\x00 \u009bnames\tü\n"), l.add)
+	<-log.logged
+	const want = "dnsmasq: for ?[31mred? ?names\tü"
+	if got := l.get(); !slices.Equal(got, []string{want}) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := log.tail(); got != want[len("dnsmasq: "):] {
+		t.Errorf("got %q in errors", got)
+	}
+}
+
 func TestChildClosesItsOutput(t *testing.T) {
 	ch := startFake(t, "mute", func(string) {})
 	awaitFake(t, ch)

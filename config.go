@@ -33,6 +33,8 @@ type config struct {
 	priv      privileges
 	warnings  []string
 	leases    leases
+
+	interfaces []directive // that have to be there
 }
 
 // newConfig renders s (nil: no snapshot) for the block sp. The error is a *configError where a file is to blame.
@@ -76,6 +78,7 @@ func newConfig(sp spec, s *snapshot, k *kubeDNS, addrs map[string][]netip.Addr) 
 		}
 	}
 	c.leases = findLeases(directives)
+	c.interfaces = findInterfaces(directives)
 	if c.priv, err = findPrivileges(directives, port); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	clog "github.com/coredns/coredns/plugin/pkg/log"
 )
@@ -88,6 +89,7 @@ func (l *lineLog) readAll(r io.Reader) {
 			}
 			text = fmt.Sprintf("%s [line cut: %d bytes more]", text, cut)
 		}
+		text = strings.Map(printable, text)
 		if text != "" { // dnsmasq puts an empty line before a start-up error
 			l.push(text)
 		}
@@ -99,6 +101,14 @@ func (l *lineLog) readAll(r io.Reader) {
 			return
 		}
 	}
+}
+
+// printable puts a question mark in the place of what a terminal takes for a command.
+func printable(r rune) rune {
+	if unicode.IsControl(r) && r != '\t' {
+		return '?'
+	}
+	return r
 }
 
 func (l *lineLog) push(text string) {

@@ -105,6 +105,7 @@ type supervisor struct {
 	good      *config // what a new child is started from
 	want      *config // the change to try next
 	later     *config // a change that failed for a transient reason, to be tried when retry fires
+	awaiting  *config // a change that was refused for want of an interface: later, when it is there
 	doubtful  *config // a change that was refused while no child served: if good doesn't start either, it may not be to blame
 	pending   *config // with reload off: the change that waits for a start
 	attempt   *attempt
@@ -468,6 +469,7 @@ func (s *supervisor) retried() {
 // saw takes what the directory holds now.
 func (s *supervisor) saw(l look) {
 	s.looked = true
+	valid := s.stats.valid.Load()
 	s.stats.looked(l)
 	if l.repeated {
 		return
@@ -491,6 +493,9 @@ func (s *supervisor) saw(l look) {
 	}
 	if s.attempt == nil && s.good != nil && l.cfg.version == s.good.version {
 		s.want, s.pending = nil, nil
+		if !valid {
+			log.Infof("%s holds the configuration in service again: version=%.8s", s.spec.dir, l.cfg.version)
+		}
 		return
 	}
 	if s.set.reload == reloadOff && s.good != nil {
@@ -523,6 +528,14 @@ func (s *supervisor) applied(old *config, o outcome) {
 }
 
 func (s *supervisor) rejected(o outcome) {
+	if errors.As(o.err, new(*absentError)) {
+		told := s.awaiting == o.cfg
+		s.awaiting, s.later = o.cfg, o.cfg
+		s.retry.Reset(s.set.interval)
+		if told {
+			return
+		}
+	}
 	s.stats.refused(o)
 	stays := "the one before stays in service"
 	if s.cur == nil {

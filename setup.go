@@ -286,11 +286,14 @@ func findProgram(name string) (string, error) {
 			}
 		}
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		return filepath.Abs(path)
-	case errors.Is(err, fs.ErrPermission):
+	}
+	if errors.Is(err, fs.ErrPermission) {
 		return "", fmt.Errorf("'%s' can't be executed: make it executable, or name another program: %w", name, err)
+	}
+	if strings.Contains(name, "/") {
+		return "", fmt.Errorf("'%s' is no program: %w", name, err)
 	}
 	return "", fmt.Errorf("'%s' is neither in $PATH nor in %s: install dnsmasq "+
 		"(package dnsmasq-base on Debian and Ubuntu, dnsmasq on Alpine, Fedora and Homebrew), or name the program: %w",

@@ -25,6 +25,9 @@ const (
 	readGiveUp  = 5 * time.Second        // how long a directory may keep changing
 )
 
+// byteOrderMark begins a file of some editors. dnsmasq would take it for a part of the first line.
+var byteOrderMark = []byte("\uFEFF")
+
 var errNotRegular = errors.New("not a regular file")
 
 // file is one regular file of the watched directory.
@@ -170,7 +173,7 @@ func readDir(dir string, keep bool) (*snapshot, error) {
 		if n > left {
 			return nil, &configError{name, 0, fmt.Errorf("with this file the directory has more than %d MiB", maxConfig>>20)}
 		}
-		f := file{name: name, data: contents.Bytes()}
+		f := file{name: name, data: bytes.TrimPrefix(contents.Bytes(), byteOrderMark)}
 		sum.Sum(f.sum[:0])
 		if err := checkUTF8(name, f.data); err != nil {
 			return nil, err

@@ -46,7 +46,11 @@ func (t try) do(ctx context.Context) outcome {
 		return outcome{keep: true, err: err}
 	}
 	if t.check {
-		if err := t.test(ctx, dir); err != nil {
+		err := t.test(ctx, dir)
+		if err == nil {
+			err = t.cfg.absent(t.spec.dir)
+		}
+		if err != nil {
 			t.stage.remove(dir)
 			return outcome{keep: true, err: err}
 		}

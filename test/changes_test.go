@@ -382,6 +382,8 @@ func TestBadContent(t *testing.T) {
 		if lines := c.logs.lines(mark); len(lines) > 20 {
 			t.Errorf("%d lines in the log, want few: %q", len(lines), lines)
 		}
+		remove(t, dir, "bad.conf")
+		c.logs.wait(t, mark, "holds the configuration in service again: version="+c.versions()[c.applied()-1])
 		before := c.applied()
 		put(t, dir, "bad.conf", "address=/mended.example/192.0.2.5\n")
 		changed(t, c, before, "mended.example", "192.0.2.5")
