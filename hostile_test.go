@@ -84,7 +84,7 @@ func TestHostileJSON(t *testing.T) {
 		{"a key twice, escaped", "stubDomains", "{\"corp.example\": [\"192.0.2.53\"],\n\"\\u0063orp.example\": [\"192.0.2.66\"]}", ":2: domain corp.example is given twice"},
 		{"half a surrogate", "stubDomains", `{"\ud800.example": []}`, "domain"},
 		{"not UTF-8", "stubDomains", "{\"\xff.example\": []}", "0xFF is not UTF-8"},
-		{"byte order mark", "stubDomains", "\ufeff{}", "not JSON"},
+		{"two byte order marks", "stubDomains", "\ufeff\ufeff{}", "not JSON"},
 		{"UTF-16", "stubDomains", "{\x00}\x00", "not JSON"},
 		{"comment", "stubDomains", "{} // none", "something follows"},
 		{"NUL after the end", "upstreamNameservers", "[]\x00", "something follows"},

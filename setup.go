@@ -286,16 +286,17 @@ func findProgram(name string) (string, error) {
 			}
 		}
 	}
-	if err == nil {
+	where := "isn't there"
+	switch {
+	case err == nil:
 		return filepath.Abs(path)
-	}
-	if errors.Is(err, fs.ErrPermission) {
+	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("'%s' can't be executed: make it executable, or name another program: %w", name, err)
-	}
-	if strings.Contains(name, "/") {
+	case !strings.Contains(name, "/"):
+		where = "is neither in $PATH nor in " + strings.Join(programDirs, ", ")
+	case !errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("'%s' is no program: %w", name, err)
 	}
-	return "", fmt.Errorf("'%s' is neither in $PATH nor in %s: install dnsmasq "+
-		"(package dnsmasq-base on Debian and Ubuntu, dnsmasq on Alpine, Fedora and Homebrew), or name the program: %w",
-		name, strings.Join(programDirs, ", "), err)
+	return "", fmt.Errorf("'%s' %s: install dnsmasq (package dnsmasq-base on Debian and Ubuntu, "+
+		"dnsmasq on Alpine, Fedora and Homebrew), or name the program: %w", name, where, err)
 }

@@ -113,7 +113,7 @@ func TestParseErrors(t *testing.T) {
 		{"exec without program", "exec", "wrong count of arguments for 'exec'"},
 		{"exec twice as much", "exec a b", "wrong count of arguments for 'exec'"},
 		{"exec missing", "exec no-such-dnsmasq", "package dnsmasq-base"},
-		{"exec missing path", "exec " + dir + "/no-such-dnsmasq", "no such file or directory"},
+		{"exec missing path", "exec " + dir + "/no-such-dnsmasq", "isn't there: install dnsmasq (package dnsmasq-base"},
 		{"exec directory", "exec " + dir, "is no program"},
 		{"exec not executable", "exec " + notExecutable, "can't be executed"},
 		{"exec's line", "exec no-such-dnsmasq\ntimeout 5s", "Testfile:2"},
