@@ -132,8 +132,8 @@ type attempt struct {
 
 // outcome is what became of an attempt.
 type outcome struct {
-	keep bool     // cur stays what it is, if anything
-	run  *running // else: what is cur from now on; nil: there is none
+	keep bool     // cur stays what it is, if anything; it may have ended meanwhile
+	run  *running // else: what is cur from now on; nil: there is none. With SIGHUP: whose files were read again
 	cfg  *config  // what was to be applied
 	how  string   // swap, in place, SIGHUP or start
 	err  error    // why run isn't cfg's
@@ -320,8 +320,9 @@ func (s *supervisor) settle(o outcome) {
 		s.attempt.cancel()
 		s.attempt = nil
 	}
-	if o.keep && o.how == "SIGHUP" && s.cur != nil {
-		s.cur.cfg = o.cfg
+	s.paused = false // it was the attempt's turn
+	if o.how == "SIGHUP" {
+		o.run.cfg = o.cfg
 		s.watchLoop()
 	}
 	if prev := s.cur; !o.keep && o.run != prev {
@@ -371,7 +372,9 @@ func (s *supervisor) settle(o outcome) {
 	case errors.As(o.err, new(*transientError)):
 		log.Errorf("Configuration not applied, to be tried again: version=%.8s: %v", o.cfg.version, o.err)
 		s.stats.reload("failed")
-		s.later = o.cfg
+		if s.want == nil { // else there is a newer one
+			s.later = o.cfg
+		}
 		s.tries++
 		s.pause(backoff(s.tries, maxBackoff))
 		if s.good != nil { // which starts meanwhile, if it doesn't serve
@@ -521,7 +524,7 @@ func (s *supervisor) applied(old *config, o outcome) {
 		old = &config{}
 	}
 	log.Infof("Configuration applied: version=%.8s %s pid=%d how=%q took=%s",
-		o.cfg.version, old.changes(o.cfg), s.cur.child.pid, o.how, seconds(o.took))
+		o.cfg.version, old.changes(o.cfg), o.run.child.pid, o.how, seconds(o.took))
 	if old.files.long() || o.cfg.files.long() {
 		s.retired.Go(debug.FreeOSMemory) // CoreDNS itself needs a few MiB, and would keep five times as much
 	}
@@ -530,8 +533,11 @@ func (s *supervisor) applied(old *config, o outcome) {
 func (s *supervisor) rejected(o outcome) {
 	if errors.As(o.err, new(*absentError)) {
 		told := s.awaiting == o.cfg
-		s.awaiting, s.later = o.cfg, o.cfg
-		s.retry.Reset(s.set.interval)
+		s.awaiting = o.cfg
+		if s.want == nil { // else there is a newer one
+			s.later = o.cfg
+			s.retry.Reset(s.set.interval)
+		}
 		if told {
 			return
 		}
@@ -539,7 +545,9 @@ func (s *supervisor) rejected(o outcome) {
 	s.stats.refused(o)
 	stays := "the one before stays in service"
 	if s.cur == nil {
-		s.doubtful = o.cfg
+		if s.want == nil {
+			s.doubtful = o.cfg
+		}
 		stays = "dnsmasq starts with the one before"
 		if s.good == nil {
 			stays = "dnsmasq starts without it"

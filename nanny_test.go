@@ -497,6 +497,71 @@ exec dnsmasq "$@"
 	b.await("x.a.test", "192.0.2.1")
 }
 
+// What dies while a change is checked that is then refused, or has to wait for an interface, is started again at once.
+func TestSupervisorDiesWhileChecking(t *testing.T) {
+	dir := reachableDir(t)
+	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
+	program := scriptProgram(t, dir, `cd `+dir+`
+for arg; do
+	case $arg in
+	--test) checks=yes ;;
+	--conf-dir=*) conf=${arg#*=} ;;
+	esac
+done
+if [ "$checks" ] && grep -q nosuch0 "${conf%%,*}/a.conf"; then
+	touch checking
+	until [ -e go ]; do sleep 0.01; done
+fi
+exec dnsmasq "$@"
+`)
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{},
+		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	b.await("x.a.test", "192.0.2.1")
+	b.write("a.conf", "interface=nosuch0\n")
+	eventually(t, "the change is checked", func() bool { _, err := os.Stat(filepath.Join(dir, "checking")); return err == nil })
+	must(t, syscall.Kill(b.pid(), syscall.SIGKILL))
+	eventually(t, "the end is noticed", func() bool { return b.pid() == 0 })
+	put(t, filepath.Join(dir, "go"), "")
+	if got := b.lookup("x.a.test"); got != "192.0.2.1" {
+		t.Errorf("got %s, want the configuration before", got)
+	}
+}
+
+// settled is a supervisor whose loop doesn't run, after the outcome of a change while want is wanted.
+func settled(t *testing.T, o outcome, want *config) *supervisor {
+	t.Helper()
+	s := &supervisor{up: newUpstream(), stats: newStats(), good: &config{version: "good"}, want: want, retry: time.NewTimer(time.Hour)}
+	s.attempt = &attempt{cancel: func() {}}
+	s.settle(o)
+	return s
+}
+
+// A change that failed isn't kept for another try where the directory holds another by then.
+func TestSupervisorNewerChange(t *testing.T) {
+	for name, err := range map[string]error{
+		"disk full":    &transientError{errors.New("no space")},
+		"no interface": &absentError{errors.New("no interface")},
+		"wrong":        errors.New("wrong"),
+	} {
+		older := &config{version: "older"}
+		if s := settled(t, outcome{keep: true, cfg: older, err: err}, nil); s.later != older && s.doubtful != older {
+			t.Errorf("%s: it isn't tried again", name)
+		}
+		if s := settled(t, outcome{keep: true, cfg: older, err: err}, &config{version: "newer"}); s.later != nil || s.doubtful != nil {
+			t.Errorf("%s: it would be applied after the newer one", name)
+		}
+	}
+}
+
+// A child may end between its SIGHUP and the word that it has read its files.
+func TestSupervisorDiesAfterSIGHUP(t *testing.T) {
+	read := &config{version: "read"}
+	s := settled(t, outcome{keep: true, run: &running{child: &child{pid: 1}}, how: "SIGHUP", cfg: read}, nil)
+	if s.good != read || s.cur != nil {
+		t.Errorf("got %v in service, want none; the next starts with what was read", s.cur)
+	}
+}
+
 func TestSupervisorBadPrograms(t *testing.T) {
 	for _, tt := range []struct{ mode, want string }{
 		{"exits", "exited with status 7: cannot do this"},

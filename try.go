@@ -37,7 +37,7 @@ func (t try) do(ctx context.Context) outcome {
 	if t.hup && t.check && t.cur != nil && len(t.cfg.exclusive) > 0 && t.cur.cfg.rereadable(t.cfg) {
 		err := t.reread(ctx)
 		if err == nil {
-			return outcome{keep: true, how: "SIGHUP"}
+			return outcome{keep: true, run: t.cur, how: "SIGHUP"}
 		}
 		log.Warningf("SIGHUP didn't apply the change, dnsmasq is started anew: %v", err)
 	}
