@@ -62,6 +62,11 @@ func ask(addr netip.AddrPort, m *dns.Msg, wait time.Duration) (*dns.Msg, error) 
 	}
 }
 
+// wasAsked tells whether err is the child's doing, not CoreDNS's own.
+func wasAsked(err error) bool {
+	return errors.Is(err, errNoAnswer) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
 // awaitReady returns when ch answers on its own port. The error is ch's own when it ended before that, and a *transientError
 // where CoreDNS couldn't ask.
 func awaitReady(ctx context.Context, ch *child) error {
@@ -77,7 +82,7 @@ func awaitReady(ctx context.Context, ch *child) error {
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, errNoAnswer) && !errors.Is(err, syscall.ECONNREFUSED) {
+		if !wasAsked(err) {
 			return &transientError{err}
 		}
 		time.Sleep(refusedWait)
@@ -103,10 +108,13 @@ func watchdog(run *running, wg *sync.WaitGroup) <-chan struct{} {
 				seen, last = n, time.Now()
 				continue
 			}
-			if _, err := ask(ch.addr, versionProbe(), probeWait); err == nil {
+			switch _, err := ask(ch.addr, versionProbe(), probeWait); {
+			case err == nil:
 				run.probes.Add(1)
 				last = time.Now()
-			} else if time.Since(last) >= hungTime {
+			case !wasAsked(err): // what CoreDNS lacks, a file say, is no reason to end the child
+				last = time.Now()
+			case time.Since(last) >= hungTime:
 				close(hung)
 				return
 			}

@@ -205,6 +205,13 @@ func TestFewFiles(t *testing.T) {
 	if len(c.logs.lines(0, "Configuration not applied, to be tried again", "too many open files")) == 0 {
 		t.Error("nothing failed")
 	}
+	child := c.child(t).pid
+	limit(0) // nor can it be asked then whether it lives
+	for begin := time.Now(); time.Since(begin) < 4*time.Second; time.Sleep(100 * time.Millisecond) {
+		if now := c.services(); len(now) != 1 || now[0].pid != child {
+			t.Fatalf("got %v, want pid %d in service", now, child)
+		}
+	}
 }
 
 // TestNoInotify has no watches or no instances of inotify left. A user namespace has its own number of them.
