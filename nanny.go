@@ -569,6 +569,8 @@ func (s *supervisor) retire(run *running) {
 		select {
 		case <-hung:
 			cancel()
+		case <-run.child.done:
+			cancel()
 		case <-gone:
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -365,6 +366,29 @@ func TestSupervisorReplacedChildHung(t *testing.T) {
 	b.write("a.conf", "address=/a.test/192.0.2.2\n")
 	if got := <-answered; !strings.HasPrefix(got, "192.0.2.") {
 		t.Errorf("got %s, want the successor's answer", got)
+	}
+}
+
+// What a child has that dies while it finishes its queries, replaced because of a change, is answered by its successor.
+func TestSupervisorReplacedChildDies(t *testing.T) {
+	reached := make(chan struct{}, 1)
+	server := tcpServer(t, func(conn net.Conn) {
+		reached <- struct{}{}
+		io.Copy(io.Discard, conn) // no answer
+	})
+	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": fmt.Sprintf("server=/a.test/127.0.0.1#%d\n", server.Port())})
+	pid := b.awaitPid()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := b.up.exchangeMsg(context.Background(), question("x.a.test.", dns.TypeA), time.Now().Add(defaultTimeout), true, false)
+		answered <- err
+	}()
+	<-reached
+	b.write("a.conf", "address=/a.test/192.0.2.2\n")
+	b.await("x.a.test", "192.0.2.2")
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	if err := <-answered; err != nil {
+		t.Errorf("got %v, want the successor's answer", err)
 	}
 }
 
