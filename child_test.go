@@ -107,7 +107,7 @@ func TestChildOutlivesThreads(t *testing.T) {
 	}
 	wg.Wait()
 	for range 10 {
-		if _, err := ask(ch.addr, versionProbe(), time.Second); err != nil {
+		if _, err := ask(ch.addr, versionProbe(), testPatience); err != nil {
 			t.Fatalf("the child is gone: %v", err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestChildFloods(t *testing.T) {
 	})
 	awaitFake(t, ch)
 	for range 100 {
-		if _, err := ask(ch.addr, versionProbe(), 5*time.Second); err != nil {
+		if _, err := ask(ch.addr, versionProbe(), testPatience); err != nil {
 			t.Fatalf("a child that floods its log doesn't answer: %v", err)
 		}
 	}
@@ -178,10 +178,10 @@ func TestChildClosesItsOutput(t *testing.T) {
 	awaitFake(t, ch)
 	select {
 	case <-ch.output.logged:
-	case <-time.After(10 * time.Second):
+	case <-time.After(testPatience):
 		t.Fatal("the end of its output isn't seen")
 	}
-	if _, err := ask(ch.addr, versionProbe(), 5*time.Second); err != nil {
+	if _, err := ask(ch.addr, versionProbe(), testPatience); err != nil {
 		t.Error(err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
@@ -37,7 +36,7 @@ func TestPortKept(t *testing.T) {
 		t.Helper()
 		q := new(dns.Msg)
 		q.SetQuestion("a.test.", dns.TypeA)
-		if r, err := ask(p.addr, q, time.Second); err != nil || len(r.Answer) != 1 {
+		if r, err := ask(p.addr, q, testPatience); err != nil || len(r.Answer) != 1 {
 			t.Errorf("got %v, %v; want one address", r, err)
 		}
 	}

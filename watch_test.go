@@ -51,7 +51,7 @@ func TestWatchDir(t *testing.T) {
 	}
 	must(os.Mkdir(dir, 0o755))
 	wait("the directory was made")
-	write(t, dir, "a.conf", "x")
+	put(t, filepath.Join(dir, "a.conf"), "x") // one event, so one call
 	wait("a file was made")
 	write(t, dir, "README", "x", ".a.conf.swp", "x")
 	write(t, parent, "b.conf", "x")
@@ -86,16 +86,17 @@ func TestWatchDirDebounce(t *testing.T) {
 	dir := t.TempDir()
 	wait, calls := watched(t, dir, time.Hour)
 	start := time.Now()
-	for time.Since(start) < debounceMax+4*debounce {
+	for len(calls) == 0 || time.Since(start) < debounceMax {
+		if time.Since(start) > 10*debounceMax {
+			t.Fatalf("no call in %s of changes", 10*debounceMax)
+		}
 		write(t, dir, "a.conf", "x")
 		time.Sleep(debounce / 10)
 	}
-	if len(calls) == 0 {
-		t.Errorf("no call in %s of changes", debounceMax+4*debounce)
-	}
 	wait("a burst")
-	if n := len(calls); n > 6 {
-		t.Errorf("got %d more calls in one burst, want 1, or few on a busy machine", n)
+	// On a busy machine the burst may have had pauses: each that ends it is as long as debounce.
+	if n, most := len(calls), int(time.Since(start)/debounce); n > most {
+		t.Errorf("got %d more calls in %s of changes, want %d at most", n, time.Since(start), most)
 	}
 }
 
