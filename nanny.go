@@ -121,6 +121,7 @@ type supervisor struct {
 	failures  int  // starts of good in a row that failed
 	tries     int  // of later that failed
 	looked    bool // the directory was seen, or there is none
+	reloaded  bool // the Corefile was, and the directory not seen since: what it holds is applied, reload off or not
 	warned    map[string]bool
 }
 
@@ -205,9 +206,12 @@ func (s *supervisor) run() {
 		case set := <-s.reconfigure:
 			watch()
 			statsTick.Stop()
-			s.set = set
+			s.set, s.reloaded = set, true
+			select {
+			case <-s.looks: // a new one comes
+			default:
+			}
 			watch, statsTick = s.watch(), newTicker(set.stats)
-			s.wantPending()
 		case l := <-s.looks:
 			s.saw(l)
 		case o := <-s.outcomes:
@@ -472,6 +476,8 @@ func (s *supervisor) retried() {
 // saw takes what the directory holds now.
 func (s *supervisor) saw(l look) {
 	s.looked = true
+	reloaded := s.reloaded
+	s.reloaded = false
 	valid := s.stats.valid.Load()
 	s.stats.looked(l)
 	if l.repeated {
@@ -501,13 +507,13 @@ func (s *supervisor) saw(l look) {
 		}
 		return
 	}
-	if s.set.reload == reloadOff && s.good != nil {
+	if s.set.reload == reloadOff && s.good != nil && !reloaded {
 		log.Infof("Configuration changed, not applied (reload off): version=%.8s %s", l.cfg.version, s.good.changes(l.cfg))
 		s.pending = l.cfg
 		s.stats.held.Store(true)
 		return
 	}
-	s.want = l.cfg
+	s.want, s.pending = l.cfg, nil
 }
 
 // wantPending makes a change wanted that reload off held back.

@@ -520,6 +520,20 @@ func TestSupervisorReloadOff(t *testing.T) {
 	b.await("x.a.test", "192.0.2.2")
 }
 
+// A change made just before a reload of the Corefile is applied by it, though reload is off.
+func TestSupervisorReloadOffAtOnce(t *testing.T) {
+	b := newBench(t, spec{}, settings{reload: reloadOff}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	b.await("x.a.test", "192.0.2.1")
+	b.write("a.conf", "address=/a.test/192.0.2.2\n")
+	b.configure(settings{reload: reloadOff, interval: time.Minute, timeout: defaultTimeout})
+	b.await("x.a.test", "192.0.2.2")
+	b.write("a.conf", "address=/a.test/192.0.2.3\n")
+	eventually(t, "the next change waits", func() bool { return b.stats.held.Load() })
+	if got := b.lookup("x.a.test"); got != "192.0.2.2" {
+		t.Errorf("got %s; with reload off the change isn't applied", got)
+	}
+}
+
 // A change that reload off held back and that never answers doesn't keep the configuration before it from service.
 func TestSupervisorReloadOffHung(t *testing.T) {
 	program := scriptProgram(t, reachableDir(t), `for arg; do
