@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"io"
 	golog "log"
+	"net"
+	"net/netip"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -203,5 +206,37 @@ func TestHostileLog(t *testing.T) {
 	}
 	if got := logged.String(); !strings.Contains(got, "forged") || strings.Contains(got, "\n[ERROR]") {
 		t.Errorf("got %q, want each message on one line", got)
+	}
+}
+
+// Names that don't resolve are some lines in the log, however many there are and however often they are looked up. Each
+// look-up of a closed port has another reason: its own port.
+func TestHostileNames(t *testing.T) {
+	var logged strings.Builder
+	golog.SetOutput(&logged)
+	defer golog.SetOutput(io.Discard)
+	closed, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(loopback, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	var names strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&names, `, "ns%d.example.org"`, i)
+	}
+	dir := t.TempDir()
+	write(t, dir, "stubDomains", `{"corp.example": [`+names.String()[2:]+"]}")
+	e := newEye(spec{dir: dir}, []netip.AddrPort{closed.LocalAddr().(*net.UDPAddr).AddrPort()}, make(chan look, 1))
+	for range 3 {
+		e.look(t.Context(), false)
+	}
+	if n := strings.Count(logged.String(), "can't be resolved"); n != maxWarnings+1 || !strings.Contains(logged.String(), "80 more servers can't be resolved") {
+		t.Errorf("got %d lines, want %d and one for the others:\n%.1000s", n, maxWarnings, logged.String())
+	}
+	logged.Reset()
+	e.resolver = newResolver([]netip.AddrPort{zone(t, new(atomic.Bool), "ns1.example.org. A 192.0.2.1")})
+	e.look(t.Context(), false)
+	if got := logged.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `server "ns1.example.org" resolves again`) {
+		t.Errorf("got %q, want that one resolves again", got)
 	}
 }

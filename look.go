@@ -38,7 +38,7 @@ type eye struct {
 	last       *config  // rendered last
 	ignored    map[string]bool
 	mounted    map[string]bool
-	unresolved map[string]string
+	unresolved map[string]bool
 	federated  bool
 	empty      bool
 }
@@ -46,7 +46,7 @@ type eye struct {
 func newEye(sp spec, servers []netip.AddrPort, looks chan look) *eye {
 	return &eye{
 		spec: sp, resolver: newResolver(servers), looks: looks,
-		ignored: map[string]bool{}, mounted: map[string]bool{}, unresolved: map[string]string{},
+		ignored: map[string]bool{}, mounted: map[string]bool{}, unresolved: map[string]bool{},
 	}
 }
 
@@ -164,26 +164,39 @@ func (e *eye) blame(err error) error {
 	return err
 }
 
-// tellUnresolved logs each server name that doesn't resolve when that begins and when it ends.
+// tellUnresolved logs of each server name that it doesn't resolve, when that begins and when it ends. The reason may be
+// another each time, and may have a port in it that is; it isn't told again for that.
 func (e *eye) tellUnresolved(errs map[string]error, addrs map[string][]netip.Addr) {
+	var lost, found []string
 	for _, name := range slices.Sorted(maps.Keys(errs)) {
-		text := errs[name].Error()
-		if e.unresolved[name] == text {
+		if e.unresolved[name] {
 			continue
 		}
-		e.unresolved[name] = text
+		e.unresolved[name] = true
 		stays := "it has no address"
 		if len(addrs[name]) > 0 {
 			stays = "its last known addresses stay"
 		}
-		log.Errorf("%s/stubDomains: server %q can't be resolved, %s: %v", e.spec.dir, name, stays, errs[name])
+		lost = append(lost, fmt.Sprintf("server %q can't be resolved, %s: %v", name, stays, errs[name]))
 	}
-	for name := range e.unresolved {
+	for _, name := range slices.Sorted(maps.Keys(e.unresolved)) {
 		if errs[name] == nil {
 			delete(e.unresolved, name)
 			if len(addrs[name]) > 0 {
-				log.Infof("%s/stubDomains: server %q resolves again", e.spec.dir, name)
+				found = append(found, fmt.Sprintf("server %q resolves again", name))
 			}
 		}
+	}
+	e.tellSome(log.Errorf, lost, "can't be resolved")
+	e.tellSome(log.Infof, found, "resolve again")
+}
+
+// tellSome logs what is to be said of servers of stubDomains, not more than maxWarnings lines of it.
+func (e *eye) tellSome(logf func(format string, v ...any), texts []string, what string) {
+	for _, text := range texts[:min(len(texts), maxWarnings)] {
+		logf("%s/stubDomains: %s", e.spec.dir, text)
+	}
+	if more := len(texts) - maxWarnings; more > 0 {
+		logf("%s/stubDomains: %d more servers %s", e.spec.dir, more, what)
 	}
 }

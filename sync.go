@@ -193,7 +193,8 @@ func readDir(dir string, keep bool) (*snapshot, error) {
 
 // readFile writes the regular file at path to w, but only one byte more than
 // limit: what is longer than limit is too long. O_NONBLOCK keeps a FIFO, put in
-// its place a moment ago, from blocking the open.
+// its place a moment ago, from blocking the open, and the deadline a link to
+// /proc/kmsg, which says that it is a regular file, from blocking the read.
 func readFile(path string, limit int, w io.Writer) (n int, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -207,6 +208,7 @@ func readFile(path string, limit int, w io.Writer) (n int, err error) {
 	if !info.Mode().IsRegular() {
 		return 0, errNotRegular
 	}
+	_ = f.SetReadDeadline(time.Now().Add(readPatient)) // not for what never blocks
 	long, err := io.Copy(w, io.LimitReader(f, int64(limit)+1))
 	return int(long), err
 }

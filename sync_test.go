@@ -192,3 +192,24 @@ func TestReadStableGivesUp(t *testing.T) {
 		t.Errorf("got %v, want that it keeps changing", err)
 	}
 }
+
+// The kernel's log says that it is a regular file, and has its reader wait for the next message.
+func TestReadDirBlocks(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/proc/kmsg", filepath.Join(dir, "a.conf")); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := readDir(dir, true)
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		if err == nil || !strings.Contains(err.Error(), "a.conf: ") { // permission denied, for most users
+			t.Errorf("got %v, want an error that names the file", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("reading it doesn't end")
+	}
+}
