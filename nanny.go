@@ -25,6 +25,7 @@ const (
 	patience    = 64                     // so many of those in a row; then the pauses grow, if no query was answered
 	tryLimit    = time.Second            // for a change to take the place of a child that has ended
 	portTries   = 5
+	killTries   = 3               // for a child that others end before it answers
 	firstLook   = 6 * time.Second // for the directory at the start
 )
 

@@ -584,6 +584,40 @@ exec dnsmasq "$@"
 	}
 }
 
+// A change isn't wrong because somebody ends the dnsmasq that checks it or starts with it.
+func TestSupervisorKilledWhileChanging(t *testing.T) {
+	for name, how := range map[string]string{
+		"SIGKILL": "kill -KILL $$", "SIGTERM": "kill -TERM $$", "SIGTERM, later": "exit 0", // dnsmasq's own end
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := reachableDir(t)
+			must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
+			program := scriptProgram(t, dir, `cd `+dir+`
+what=started
+for arg; do
+	case $arg in
+	--test) what=checked ;;
+	--conf-dir=*) conf=${arg#*=} ;;
+	esac
+done
+if grep -q second "${conf%%,*}/a.conf" && [ ! -e $what ]; then
+	touch $what
+	`+how+`
+fi
+exec dnsmasq "$@"
+`)
+			b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{},
+				map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+			b.await("x.a.test", "192.0.2.1")
+			b.write("a.conf", "# second\naddress=/a.test/192.0.2.2\n")
+			b.await("x.a.test", "192.0.2.2")
+			if n := b.reloads("rejected"); n != 0 {
+				t.Errorf("refused %v times", n)
+			}
+		})
+	}
+}
+
 // settled is a supervisor whose loop doesn't run, after the outcome of a change while want is wanted.
 func settled(t *testing.T, o outcome, want *config) *supervisor {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -47,6 +48,9 @@ func (t try) do(ctx context.Context) outcome {
 	}
 	if t.check {
 		err := t.test(ctx, dir)
+		for n := 1; n < killTries && killed(err); n++ {
+			err = t.test(ctx, dir)
+		}
 		if err == nil {
 			err = t.cfg.absent(t.spec.dir)
 		}
@@ -189,6 +193,9 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 			if strings.Contains(exit.tail, "Address already in use") && !t.spec.listen.IsValid() && n < portTries {
 				continue
 			}
+			if n < killTries && killed(err) {
+				continue
+			}
 			err = cfg.leases.advice(t.explain(exit, dir), cfg.priv, preparing)
 		}
 		if len(cfg.priv.missing) > 0 {
@@ -196,6 +203,12 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		}
 		return nil, err
 	}
+}
+
+// killed tells whether somebody else ended the child, with SIGKILL or SIGTERM: the configuration isn't to blame.
+func killed(err error) bool {
+	exit := (*exitError)(nil)
+	return errors.As(err, &exit) && slices.Contains([]string{"signal: killed", "signal: terminated", exitedWell}, exit.status)
 }
 
 // explain names the watched files where dnsmasq's last words name the staged ones.
