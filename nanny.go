@@ -291,9 +291,9 @@ func (s *supervisor) begin(cfg *config, check bool) {
 	s.paused = false
 	s.retry.Stop()
 	alone := s.cur == nil
-	if alone && check && s.good != nil && s.failures == 0 { // good serves if the change takes long
+	if alone && check && s.good != nil { // good is tried if the change takes long, longer each time that this fails
 		alone = false
-		s.retry.Reset(tryLimit)
+		s.retry.Reset(tryLimit << min(s.failures, 5))
 	}
 	s.attempt = &attempt{cancel: cancel, alone: alone}
 	t := try{

@@ -337,6 +337,37 @@ exec dnsmasq "$@"
 	b.await("x.a.test", "192.0.2.2")
 }
 
+// A start of the configuration before a change that fails once doesn't leave all the time to a change that never answers.
+func TestSupervisorChangeHangs(t *testing.T) {
+	dir := reachableDir(t)
+	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
+	program := scriptProgram(t, dir, `cd `+dir+`
+for arg; do
+	case $arg in
+	--test) exit 0 ;;
+	--conf-dir=*) conf=${arg#*=} ;;
+	esac
+done
+if grep -q second "${conf%%,*}/a.conf"; then
+	touch hangs
+	exec sleep 60
+fi
+! mv broken mended || exit 1
+exec dnsmasq "$@"
+`)
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{},
+		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	b.await("x.a.test", "192.0.2.1")
+	put(t, filepath.Join(dir, "broken"), "")
+	b.write("a.conf", "# second\n")
+	eventually(t, "the change is tried", func() bool { _, err := os.Stat(filepath.Join(dir, "hangs")); return err == nil })
+	must(t, syscall.Kill(b.pid(), syscall.SIGKILL))
+	b.await("x.a.test", "192.0.2.1")
+	if _, err := os.Stat(filepath.Join(dir, "mended")); err != nil {
+		t.Errorf("no start has failed: %v", err)
+	}
+}
+
 // A configuration that was refused while dnsmasq didn't start without it either isn't left out once it does.
 func TestSupervisorNotToBlame(t *testing.T) {
 	dir := reachableDir(t)
