@@ -597,21 +597,21 @@ func (s *supervisor) end(run *running) {
 	s.stage.remove(run.dir)
 }
 
-// shutdown ends all.
+// shutdown ends all, side by side: each child may take its time.
 func (s *supervisor) shutdown() {
 	s.retry.Stop()
 	s.stats.run.Store(nil)
+	s.up.close()
+	s.retired.Go(s.hurry)
+	if cur := s.cur; cur != nil {
+		s.retired.Go(func() { s.end(cur) })
+	}
 	if s.attempt != nil {
 		s.attempt.cancel()
 		if o := <-s.outcomes; o.run != nil && o.run != s.cur {
 			s.retired.Go(func() { s.end(o.run) })
 		}
 	}
-	s.up.close()
-	if s.cur != nil {
-		s.end(s.cur)
-	}
-	s.hurry()
 	s.retired.Wait()
 	s.stage.close()
 }

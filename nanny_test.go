@@ -713,6 +713,37 @@ func TestSupervisorStopsWhileStarting(t *testing.T) {
 	eventually(t, "a child is started", func() bool { return b.stats.started.Load() > 0 })
 }
 
+// The one in service and the one that is to follow are stopped side by side, deaf to SIGTERM as they are.
+func TestSupervisorStopsWhileChanging(t *testing.T) {
+	var begin time.Time
+	t.Cleanup(func() { // after the supervisor's end
+		if took := time.Since(begin); took > stopTime+2*time.Second {
+			t.Errorf("it took %s", took)
+		}
+	})
+	dir := reachableDir(t)
+	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
+	program := scriptProgram(t, dir, `cd `+dir+`
+for arg; do
+	case $arg in
+	--test) exit 0 ;;
+	--conf-dir=*) conf=${arg#*=} ;;
+	esac
+done
+trap '' TERM
+if grep -q second "${conf%%,*}/a.conf"; then
+	touch hangs
+	exec sleep 60
+fi
+dnsmasq "$@"
+`)
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{}, map[string]string{"a.conf": "# first\n"})
+	b.awaitPid()
+	b.write("a.conf", "# second\n")
+	eventually(t, "the second starts", func() bool { _, err := os.Stat(filepath.Join(dir, "hangs")); return err == nil })
+	begin = time.Now()
+}
+
 func TestBackoff(t *testing.T) {
 	failed := func(n int) time.Duration { return backoff(n, maxBackoff) }
 	for _, tt := range []struct {

@@ -151,6 +151,9 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 	}()
 	preparing := cfg.leases.prepare(cfg.priv)
 	for n := 1; ; n++ {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		p, err := takePort(t.spec.listen)
 		if err != nil {
 			return nil, &transientError{err}
