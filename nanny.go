@@ -382,11 +382,7 @@ func (s *supervisor) settle(o outcome) {
 		}
 		s.tries++
 		s.pause(backoff(s.tries, maxBackoff))
-		if s.good != nil { // which starts meanwhile, if it doesn't serve
-			s.paused = false
-		} else {
-			s.up.down(true)
-		}
+		s.paused = false // the one before starts meanwhile, if it doesn't serve, or dnsmasq without any
 	default:
 		s.rejected(o)
 	}

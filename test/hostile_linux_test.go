@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -173,6 +175,33 @@ func TestStagingFull(t *testing.T) {
 			c.waits(t, "host.example", "192.0.2.4")
 			c.wants(t, "small.example", "REFUSED")
 			c.wants(t, "kept.example", "192.0.2.1")
+		})
+	}
+}
+
+// TestStagingFullAtStart has no room for what the directory holds from the beginning: what fits is served, all once there is
+// room.
+func TestStagingFullAtStart(t *testing.T) {
+	t.Parallel()
+	needs(t, "unshare")
+	for _, tt := range []struct{ name, property string }{
+		{"swap", "timeout 5s"},
+		{"in place", fmt.Sprintf("listen 127.0.0.1:%d", freePort(t))},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir := configDir(t, map[string]string{"a.hosts": "192.0.2.2 host.example\n" + strings.Repeat("#"+strings.Repeat("x", 99)+"\n", 2000)})
+			port := freePort(t)
+			c := startAs(t, port, server(port, watching(dir, tt.property, "args --no-resolv --no-hosts --address=/args.example/192.0.2.1")),
+				"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size=64k,mode=1777 tmpfs "$TMPDIR" && exec "$@"`, "sh")
+			c.waits(t, "args.example", "192.0.2.1")
+			c.logs.wait(t, 0, "[ERROR]", "Configuration not applied, to be tried again", "no space left on device")
+			c.wants(t, "host.example", "REFUSED")
+			if out, err := exec.Command("nsenter", "-t", strconv.Itoa(c.pid), "-m", "mount", "-o", "remount,size=1m", c.tmp).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			c.waits(t, "host.example", "192.0.2.2")
+			c.wants(t, "args.example", "192.0.2.1")
 		})
 	}
 }
