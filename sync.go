@@ -85,18 +85,18 @@ func readStable(ctx context.Context, dir, known string) (*snapshot, error) {
 	var broken time.Time // since when reads have failed
 	end := time.Now().Add(readGiveUp)
 	for {
+		now := time.Now() // before it is read: what a read took, and a busy machine, isn't patience
 		s, err := readDir(dir, false)
 		if err == nil && s.version == last && last != known {
 			s, err = readDir(dir, true)
 		}
-		now := time.Now()
 		switch {
 		case err == nil && s.version == last:
 			return s, nil
 		case err == nil:
 			last, broken = s.version, time.Time{}
 		case broken.IsZero():
-			broken = now
+			broken = time.Now()
 		case now.Sub(broken) >= readPatient:
 			return nil, err
 		}
@@ -113,17 +113,20 @@ func readStable(ctx context.Context, dir, known string) (*snapshot, error) {
 
 // lasts reports whether dir holds the same version for readPatient; where it doesn't, at once.
 func lasts(ctx context.Context, dir, version string) bool {
-	for end := time.Now().Add(readPatient); time.Now().Before(end); {
+	for end := time.Now().Add(readPatient); ; {
 		select {
 		case <-ctx.Done():
 			return true
 		case <-time.After(readGap):
 		}
+		last := time.Now().After(end) // before it is read, as above
 		if s, err := readDir(dir, false); err != nil || s.version != version {
 			return false
 		}
+		if last {
+			return true
+		}
 	}
-	return true
 }
 
 // readDir reads dir once. It follows links, as Kubernetes makes each key of a
