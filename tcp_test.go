@@ -169,6 +169,7 @@ func TestExchangeTCPDnsmasq(t *testing.T) {
 }
 
 func TestExchangeTCPMisbehaviour(t *testing.T) {
+	const soon = tcpPersist / 5
 	tests := []struct {
 		name    string
 		handle  func(conn net.Conn)
@@ -215,34 +216,34 @@ func TestExchangeTCPMisbehaviour(t *testing.T) {
 				_, _ = conn.Write(append([]byte{byte(len(packed) >> 8), byte(len(packed))}, packed...))
 			}
 		}, 3, 10 * time.Second, nil},
-		{"nobody listens", nil, 1, 200 * time.Millisecond, errTimeout},
-		{"never answers", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 1, 200 * time.Millisecond, errTimeout},
-		{"closes at once", func(net.Conn) {}, 1, 200 * time.Millisecond, errTimeout},
+		{"nobody listens", nil, 1, soon, errTimeout},
+		{"never answers", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 1, soon, errTimeout},
+		{"closes at once", func(net.Conn) {}, 1, soon, errTimeout},
 		{"closes after each question", func(conn net.Conn) { readTCP(conn) }, 1, 10 * time.Second, errNotTCP},
 		{"half an answer", func(conn net.Conn) {
 			if packet := readTCP(conn); packet != nil {
 				_, _ = conn.Write(packet[:len(packet)/2])
 			}
-		}, 1, 200 * time.Millisecond, errTimeout},
+		}, 1, soon, errTimeout},
 		{"empty answer", func(conn net.Conn) {
 			if readTCP(conn) != nil {
 				_, _ = conn.Write([]byte{0, 0})
 			}
-		}, 1, 200 * time.Millisecond, errTimeout},
+		}, 1, soon, errTimeout},
 		{"other ID", func(conn net.Conn) {
 			if packet := readTCP(conn); packet != nil {
 				packet[3]++
 				packet[4] |= 0x80
 				_, _ = conn.Write(packet)
 			}
-		}, 1, 200 * time.Millisecond, errTimeout},
+		}, 1, soon, errTimeout},
 		{"other question", func(conn net.Conn) {
 			if packet := readTCP(conn); packet != nil {
 				packet[2+headerSize+1] = 'b'
 				packet[4] |= 0x80
 				_, _ = conn.Write(packet)
 			}
-		}, 1, 200 * time.Millisecond, errTimeout},
+		}, 1, soon, errTimeout},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -250,7 +251,11 @@ func TestExchangeTCPMisbehaviour(t *testing.T) {
 			b := testBackend(t, u, tcpServer(t, tc.handle))
 			u.use(b)
 			for i := range tc.queries {
+				start := time.Now()
 				a, err := u.exchangeMsg(served(t), question("a.test.", dns.TypeA), in(tc.budget), true, false)
+				if tc.budget == soon && time.Since(start) > tcpPersist && errors.Is(err, errNotTCP) {
+					continue // the machine was too busy to see the end of so short a time
+				}
 				if !errors.Is(err, tc.want) || err == nil && (!a.tcp || a.msg.Truncated) {
 					t.Fatalf("query %d: got %v, %v, want %v", i, a.msg, err, tc.want)
 				}

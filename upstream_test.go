@@ -87,7 +87,7 @@ func answersAt(at netip.AddrPort, exited <-chan struct{}) bool {
 	m.SetQuestion("version.bind.", dns.TypeTXT)
 	m.Question[0].Qclass = dns.ClassCHAOS
 	c := dns.Client{Timeout: 100 * time.Millisecond}
-	for range 500 {
+	for start := time.Now(); time.Since(start) < testPatience; {
 		select {
 		case <-exited:
 			return false
@@ -372,11 +372,13 @@ func TestExchangeRetransmits(t *testing.T) {
 		packets.Store(0)
 		u := testUpstream(t)
 		u.use(testBackend(t, u, at))
+		start := time.Now()
 		if _, err := u.exchangeMsg(ctx, question("a.test.", dns.TypeA), in(20*time.Second), false, false); err != nil {
 			t.Fatalf("exchange: %v", err)
 		}
-		if got := u.retransmitted.Load(); got != 2 {
-			t.Errorf("got %d retransmitted, want 2", got)
+		// Two, and one more for each second that the answer was late.
+		if got, most := u.retransmitted.Load(), uint64(time.Since(start)/retransmitAfter); got < 2 || got > most {
+			t.Errorf("got %d retransmitted, want 2 to %d", got, most)
 		}
 		if u.resent.Load() != 0 || u.held.Load() != 0 {
 			t.Errorf("got %d resent, %d held, want none", u.resent.Load(), u.held.Load())
@@ -487,7 +489,7 @@ func burst(t *testing.T, u *upstream, n int, budget time.Duration, stream bool) 
 
 func TestExchangeRefused(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	at, stop := udpServer(t, silent)
+	at, stop := udpServerAt(t, freeAddr(t, "127.0.0.1"), silent) // a port that nobody takes before it is used again
 	u := testUpstream(t)
 	b := testBackend(t, u, at)
 	u.use(b)
@@ -551,7 +553,7 @@ func TestExchangeHandover(t *testing.T) {
 				default:
 				}
 				name := fmt.Sprintf("q%d.test.", rand.Uint32())
-				a, err := u.exchangeMsg(served(t), question(name, dns.TypeA), in(10*time.Second), false, false)
+				a, err := u.exchangeMsg(served(t), question(name, dns.TypeA), in(testPatience), false, false)
 				if err != nil || len(a.msg.Answer) != 1 {
 					t.Errorf("%s: got %v, %v, want one answer", name, a.msg, err)
 				}
@@ -568,7 +570,7 @@ func TestExchangeHandover(t *testing.T) {
 		if old != nil {
 			switch i % 2 {
 			case 0: // as it should be
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 				if !old.wait(ctx) {
 					t.Errorf("%d queries never ended at the old backend", old.outstanding())
 				}
@@ -624,28 +626,33 @@ func TestExchangeHandoverOutstanding(t *testing.T) {
 
 func TestExchangeHold(t *testing.T) {
 	var asked atomic.Int32
+	var restarted atomic.Bool
 	at, _ := udpServer(t, func(conn *net.UDPConn, from netip.AddrPort, packet []byte) {
-		if asked.Add(1) > 1 { // the first is lost with the child
+		asked.Add(1)
+		if restarted.Load() { // what was asked before is lost with the child
 			echo(conn, from, packet)
 		}
 	})
 	u := testUpstream(t)
 	b := testBackend(t, u, at)
 	u.use(b)
+	start := time.Now()
+	late := func() int64 { return int64(time.Since(start) / retransmitAfter) } // how often each may be sent again
 	first := burst(t, u, 1, 20*time.Second, false)
-	eventually(t, "the first is asked", func() bool { return asked.Load() == 1 })
+	eventually(t, "the first is asked", func() bool { return asked.Load() > 0 })
 	u.hold()
 	second := burst(t, u, 10, 20*time.Second, false)
 	eventually(t, "the others wait", func() bool { return u.held.Load() == 10 })
-	if b.outstanding() != 1 || asked.Load() != 1 {
-		t.Errorf("got %d outstanding, %d asked during hold, want one", b.outstanding(), asked.Load())
+	if n := int64(asked.Load()); b.outstanding() != 1 || n > 1+late() {
+		t.Errorf("got %d outstanding, %d asked during hold, want one", b.outstanding(), n)
 	}
+	restarted.Store(true)
 	u.use(b)
 	if errs := append(first(), second()...); len(errs) > 0 {
 		t.Errorf("got errors %v, want none", errs)
 	}
-	if u.resent.Load() != 1 || u.retransmitted.Load() != 0 {
-		t.Errorf("got %d resent, %d retransmitted, want 1, 0", u.resent.Load(), u.retransmitted.Load())
+	if n := int64(u.retransmitted.Load()); u.resent.Load() != 1 || n > 11*late() {
+		t.Errorf("got %d resent, %d retransmitted, want 1, 0", u.resent.Load(), n)
 	}
 }
 
@@ -838,13 +845,13 @@ func TestExchangeMemory(t *testing.T) {
 	}
 	const queries, each = 2000, 24 << 10 // bytes a query; a stack of 8 KiB is the most of it
 	before := inUse()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Hour)
 	var wg sync.WaitGroup
 	for i := range queries {
 		wg.Go(func() {
 			q := question(fmt.Sprintf("n%d.test.", i), dns.TypeA)
-			if _, err := u.exchange(context.Background(), q, deadline, false, false); !errors.Is(err, errTimeout) {
-				t.Errorf("got %v, want errTimeout", err)
+			if _, err := u.exchange(context.Background(), q, deadline, false, false); !errors.Is(err, errClosed) {
+				t.Errorf("got %v, want errClosed", err)
 			}
 		})
 	}
@@ -861,6 +868,7 @@ func TestExchangeMemory(t *testing.T) {
 	if later := inUse() - before; later > first+first/4 {
 		t.Errorf("%d bytes for the queries at first, %d when they were sent again", first, later)
 	}
+	u.close()
 	wg.Wait()
 	after := inUse() - before
 	t.Logf("%d bytes a query at first, %d left of each", first/queries, after/queries)
