@@ -384,11 +384,13 @@ func TestSupervisorNotToBlame(t *testing.T) {
 func TestSupervisorHungChild(t *testing.T) {
 	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	pid := b.awaitPid()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	start := time.Now()
+	must(t, syscall.Kill(pid, syscall.SIGSTOP))
 	if got := b.lookup("x.a.test"); got != "192.0.2.1" {
 		t.Fatalf("got %s; the query goes to the successor", got)
+	}
+	if took := time.Since(start); took > 3*hungTime { // 2 s to 2.5 s, and a start
+		t.Errorf("answered after %s", took)
 	}
 	if b.pid() == pid {
 		t.Error("the hung child is still in service")
