@@ -97,6 +97,7 @@ func TestChange(t *testing.T) {
 			before, n := c.applied(), round%2
 			if !inPieces(t, filepath.Join(dir, "stubDomains"), texts[n]) {
 				c.waits(t, "www.x.example", fmt.Sprintf("192.0.2.%d", n+1))
+				c.settled(t)
 				mark = c.logs.mark()
 				continue
 			}
@@ -138,6 +139,7 @@ type volume struct {
 	dir     string
 	version int
 	keys    map[string]string
+	slow    bool // a key that was removed may have been seen as a link to nothing for longer than nanny waits
 }
 
 // swap brings in new keys.
@@ -156,6 +158,7 @@ func (v *volume) swap(t *testing.T, keys map[string]string) {
 		check(os.WriteFile(filepath.Join(v.dir, name, key), []byte(content), 0o644))
 	}
 	old, _ := os.Readlink(filepath.Join(v.dir, "..data"))
+	begin := time.Now()
 	check(os.Symlink(name, filepath.Join(v.dir, "..data_tmp")))
 	check(os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")))
 	for key := range keys {
@@ -168,6 +171,7 @@ func (v *volume) swap(t *testing.T, keys map[string]string) {
 			check(os.Remove(filepath.Join(v.dir, key)))
 		}
 	}
+	v.slow = v.slow || time.Since(begin) > 200*time.Millisecond
 	if old != "" {
 		check(os.RemoveAll(filepath.Join(v.dir, old)))
 	}
@@ -227,7 +231,7 @@ func TestConfigMapSwaps(t *testing.T) {
 		}
 	})
 	t.Run("a key removed", func(t *testing.T) {
-		c.child(t)
+		c.settled(t)
 		before := c.applied()
 		k := keys(203)
 		delete(k, "n.conf")
@@ -246,7 +250,9 @@ func TestConfigMapSwaps(t *testing.T) {
 		}
 	})
 	// A port that somebody took in between is none of this test's: nanny takes another.
-	errs := slices.DeleteFunc(c.logs.lines(0, "[ERROR]"), func(line string) bool { return strings.Contains(line, "Address already in use") })
+	errs := slices.DeleteFunc(c.logs.lines(0, "[ERROR]"), func(line string) bool {
+		return strings.Contains(line, "Address already in use") || v.slow && strings.Contains(line, "n.conf: no such file")
+	})
 	if len(errs) > 0 {
 		t.Errorf("errors in the log: %q", errs)
 	}
@@ -441,7 +447,7 @@ func TestDirectoryComesAndGoes(t *testing.T) {
 	changed(t, c, before, "a.example", "192.0.2.1")
 
 	mark := c.logs.mark()
-	if err := os.RemoveAll(dir); err != nil {
+	if err := os.Rename(dir, ready); err != nil { // at once: with its file removed, it would be an empty one for a moment
 		t.Fatal(err)
 	}
 	c.logs.wait(t, mark, "[ERROR]", "Configuration rejected", dir)
@@ -477,7 +483,7 @@ wait $child
 			for i := range 50 {
 				put(t, dir, "b.conf", fmt.Sprintf("address=/n.example/192.0.2.%d\n", i+1))
 				time.Sleep(100 * time.Millisecond)
-				most = max(most, len(c.services()))
+				most = max(most, len(together(c.services)))
 			}
 			c.waits(t, "n.example", "192.0.2.50")
 			flawless(t, load)
@@ -547,7 +553,7 @@ func TestStubDomainServers(t *testing.T) {
 		})
 		c := start(t, watching(dir, fmt.Sprintf("resolver 127.0.0.1:%d", resolver)))
 		c.waits(t, "www.b.example", "192.0.2.1")
-		c.wants(t, "www.c.example", "192.0.2.1")
+		c.waits(t, "www.c.example", "192.0.2.1") // again after an interval, if it didn't resolve in a second
 		if got := c.says("www.a.example"); got != "REFUSED" && got != "SERVFAIL" {
 			t.Errorf("www.a.example: got %s, want REFUSED or SERVFAIL", got)
 		}

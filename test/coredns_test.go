@@ -196,7 +196,7 @@ func launch(t *testing.T, port int, corefile string, wrap ...string) *coreDNS {
 		if err := c.end(syscall.SIGTERM); err != nil {
 			t.Error(err)
 		}
-		deadline := time.Now().Add(3 * time.Second)
+		deadline := time.Now().Add(patience)
 		for len(c.children()) > 0 && time.Now().Before(deadline) {
 			time.Sleep(5 * time.Millisecond)
 		}
@@ -265,6 +265,31 @@ func (c *coreDNS) child(t *testing.T) process {
 		return len(list) == 1 && answers(list[0].addr())
 	})
 	return list[0]
+}
+
+// settled is child, once the log says that it is in service: then c.applied has all that came before.
+func (c *coreDNS) settled(t *testing.T) process {
+	t.Helper()
+	p := c.child(t)
+	within(t, patience, "the log says what is in service", func() bool {
+		return len(c.logs.lines(0, "Configuration applied", fmt.Sprintf(" pid=%d ", p.pid))) > 0
+	})
+	return p
+}
+
+// stagesOnly waits until n staging directories are left.
+func (c *coreDNS) stagesOnly(t *testing.T, n int) {
+	t.Helper()
+	var got []string
+	defer func() {
+		if len(got) != n {
+			t.Logf("staging directories %q", got)
+		}
+	}()
+	within(t, patience, fmt.Sprintf("%d staging directories", n), func() bool {
+		got = c.staged(t)
+		return len(got) == n
+	})
 }
 
 // applied is how many configurations were put into service.

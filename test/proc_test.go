@@ -116,6 +116,15 @@ func udpDrops(t *testing.T, port int) int {
 	return drops
 }
 
+// together returns the processes of list that are in a second list, too. A look at /proc takes its time, in which one may end
+// and its successor begin; those in two lists in a row were there at once, between them.
+func together(list func() []process) []process {
+	first := list()
+	return slices.DeleteFunc(list(), func(p process) bool {
+		return !slices.ContainsFunc(first, func(q process) bool { return q.pid == p.pid })
+	})
+}
+
 // kill sends sig to a process that the test has started.
 func kill(t *testing.T, pid int, sig syscall.Signal) {
 	t.Helper()
@@ -124,17 +133,19 @@ func kill(t *testing.T, pid int, sig syscall.Signal) {
 	}
 }
 
-// within waits until cond holds and returns how long that took; after limit the test fails.
+// within waits until cond holds and returns how long that took; after limit the test fails. cond is looked at once more then:
+// the test itself may have been kept from running.
 func within(t *testing.T, limit time.Duration, what string, cond func() bool) time.Duration {
 	t.Helper()
-	start := time.Now()
-	for !cond() {
-		if time.Since(start) > limit {
+	for start := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		last := time.Since(start) > limit
+		if cond() {
+			return time.Since(start)
+		}
+		if last {
 			t.Fatalf("not within %s: %s", limit, what)
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
-	return time.Since(start)
 }
 
 // readFile returns what is in a file.
