@@ -98,15 +98,11 @@ func TestCorefileReload(t *testing.T) {
 		c.child(t)
 	})
 	flawless(t, load)
-	if got := c.staged(t); len(got) != 1 {
-		t.Errorf("staging directories %q, want one", got)
-	}
+	c.stagesOnly(t, 1)
 	t.Run("nanny removed", func(t *testing.T) {
 		c.reload(t, server(port, "whoami"), reloaded)
 		within(t, patience, "no dnsmasq", func() bool { return len(c.children()) == 0 })
-		if got := c.staged(t); len(got) != 0 {
-			t.Errorf("staging left: %q", got)
-		}
+		c.stagesOnly(t, 0)
 	})
 }
 
