@@ -76,14 +76,12 @@ func TestEndOfPrograms(t *testing.T) {
 			os.Remove(pidFile)
 			c := start(t, nanny("exec "+script(t, tt.text), "args --no-resolv --no-hosts --address=/kept.example/192.0.2.1"))
 			c.waits(t, "kept.example", "192.0.2.1")
-			data, err := os.ReadFile(pidFile)
-			if err != nil {
-				t.Fatal(err)
-			}
-			pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			pid := 0
+			within(t, patience, "the second process has said its pid", func() bool {
+				data, _ := os.ReadFile(pidFile)
+				pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+				return pid > 0
+			})
 			if !alive(pid) {
 				t.Fatal("the second process doesn't run")
 			}
