@@ -14,12 +14,12 @@ func TestMemoryOfLongList(t *testing.T) {
 	c.waits(t, "a.example", "192.0.2.1")
 	before := anonymous(t, c)
 	put(t, dir, "list.conf", longList()+"address=/list.example/192.0.2.5\n")
-	c.waits(t, "list.example", "192.0.2.5")
+	c.waitsFor(t, 4*patience, "list.example", "192.0.2.5")
 	const grown = 8 << 10 // the list has 4 MiB, and makes some 25 of CoreDNS's
 	took := within(t, patience, "the memory is given back", func() bool { return anonymous(t, c) < before+grown })
 	t.Logf("%d KiB before, %d with the list, %s after it", before, anonymous(t, c), took)
 	kill(t, c.child(t).pid, syscall.SIGKILL)
-	c.waits(t, "list.example", "192.0.2.5")
+	c.waitsFor(t, 4*patience, "list.example", "192.0.2.5")
 }
 
 // anonymous returns the memory of CoreDNS's own, in KiB: not its program's (proc_pid_status(5)).
