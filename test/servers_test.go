@@ -129,7 +129,8 @@ func TestServers(t *testing.T) {
 			t.Helper()
 			names.set(records...)
 			c.waits(t, "www.z.example", want)
-			applied, pid, asked := c.applied(), c.child(t).pid, names.asked.Load()
+			pid := c.settled(t).pid
+			applied, asked := c.applied(), names.asked.Load()
 			within(t, patience, "the name is looked up again", func() bool { return names.asked.Load() > asked+6 })
 			if c.applied() != applied || c.child(t).pid != pid {
 				t.Errorf("%q: %d applied, dnsmasq %d; want nothing to happen after %d, %d", records, c.applied(), c.child(t).pid, applied, pid)
@@ -177,7 +178,7 @@ func TestServers(t *testing.T) {
 		crowded(t, drops)
 		_, good := serves(t, both, list...)
 		c, _ := running(t, "", map[string]string{"stubDomains": fmt.Sprintf(`{"refuses.example": [%q], "drops.example": [%q], "good.example": [%q]}`,
-			at(refuses), at(drops), at(good))}, "timeout 4s")
+			at(refuses), at(drops), at(good))}, "timeout 8s")
 		for _, tt := range []struct {
 			network, name string
 			size          uint16 // of EDNS, 0: none
@@ -187,8 +188,8 @@ func TestServers(t *testing.T) {
 			{"tcp", "www.refuses.example", 0, 3 * time.Second, "192.0.2.1"},
 			{"tcp", "www.drops.example", 0, 3 * time.Second, "192.0.2.1"},
 			{"udp", "big.refuses.example", 4096, 3 * time.Second, "TC"},
-			{"tcp", "big.refuses.example", 0, 3500 * time.Millisecond, "SERVFAIL"},
-			{"tcp", "big.drops.example", 0, queryWait, "SERVFAIL"},
+			{"tcp", "big.refuses.example", 0, 7 * time.Second, "SERVFAIL"}, // before the timeout
+			{"tcp", "big.drops.example", 0, patience, "SERVFAIL"},
 			{"udp", "mid.good.example", 0, 3 * time.Second, "TC"},
 			{"udp", "mid.good.example", 1232, 3 * time.Second, "3 texts"},
 			{"udp", "big.good.example", 0, 3 * time.Second, "TC"},
@@ -205,7 +206,8 @@ func TestServers(t *testing.T) {
 					m.SetEdns0(tt.size, false)
 				}
 				begin := time.Now()
-				r, err := exchange(tt.network, c.addr(), m)
+				client := dns.Client{Net: tt.network, Timeout: patience, UDPSize: dns.MaxMsgSize}
+				r, _, err := client.Exchange(m, c.addr())
 				if err != nil {
 					t.Fatal(err)
 				}
