@@ -232,7 +232,7 @@ func TestLargeAnswer(t *testing.T) {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	t.Run("timeout", func(t *testing.T) {
-		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\"", silent(t)), "timeout 700ms"))
+		c := start(t, nanny(fmt.Sprintf("args --no-resolv --no-hosts "+minPort+" \"--server=127.0.0.1#%d\"", silent(t)), "timeout 700ms"))
 		c.child(t)
 		begin := time.Now()
 		c.wants(t, "www.example.org", "SERVFAIL")
@@ -242,8 +242,8 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("max_concurrent", func(t *testing.T) {
 		monitor := freePort(t)
-		c := start(t, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\" --address=/here.example/192.0.2.1", silent(t)),
-			"timeout 2s", "max_concurrent 3"))
+		c := start(t, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+nanny(fmt.Sprintf("args --no-resolv --no-hosts "+minPort+" \"--server=127.0.0.1#%d\" --address=/here.example/192.0.2.1", silent(t)),
+			"timeout 3s", "max_concurrent 3"))
 		c.child(t)
 		got := atOnce(c, 10)
 		if got["REFUSED"] != 7 || got["SERVFAIL"] != 3 {
@@ -256,19 +256,23 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("more queries outstanding than dnsmasq takes", func(t *testing.T) {
 		monitor := freePort(t)
-		c := start(t, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+nanny(fmt.Sprintf("args --no-resolv --no-hosts \"--server=127.0.0.1#%d\"", silent(t)), "timeout 2s"))
+		c := start(t, fmt.Sprintf("prometheus 127.0.0.1:%d\n", monitor)+nanny(fmt.Sprintf("args --no-resolv --no-hosts "+minPort+" \"--server=127.0.0.1#%d\"", silent(t)), "timeout 4s"))
 		c.child(t)
-		got := atOnce(c, 1200)
-		if n := got["REFUSED"]; n < 1 || n > 200 { // nanny's own questions take some of the 1024
-			t.Errorf("got %v, want some REFUSED, at most 200", got)
+		var got map[string]int
+		for round := 1; got["REFUSED"] == 0 && round <= 5; round++ { // again where the kernel dropped too many before CoreDNS
+			drops := udpDrops(t, c.port)
+			got = atOnce(c, 1200)
+			if n := got["REFUSED"]; n > 200 || n == 0 && udpDrops(t, c.port) == drops { // nanny's own questions take some of the 1024
+				t.Errorf("got %v, want some REFUSED, at most 200", got)
+			}
 		}
 		c.logs.wait(t, 0, "[WARNING]", "Maximum number of concurrent DNS queries reached (max: 1024)")
 		if n := len(c.logs.lines(0, "Maximum number")); n > 3 { // dnsmasq says it once in 5 s
 			t.Errorf("the limit is said %d times, want few", n)
 		}
-		if n := scrape(t, monitor)[`request_duration_seconds_count{rcode="REFUSED",zones="."}`]; int(n) != got["REFUSED"] {
-			t.Errorf("%v queries refused by the metrics, want %d", n, got["REFUSED"])
-		}
+		within(t, patience, fmt.Sprintf("%d queries are refused by the metrics", got["REFUSED"]), func() bool {
+			return int(scrape(t, monitor)[`request_duration_seconds_count{rcode="REFUSED",zones="."}`]) == got["REFUSED"]
+		})
 	})
 	t.Run("dnsmasq's own limit set by the user", func(t *testing.T) {
 		dir := configDir(t, map[string]string{"x.conf": fmt.Sprintf("dns-forward-max=2\nserver=127.0.0.1#%d\n", silent(t))})

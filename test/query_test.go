@@ -90,11 +90,14 @@ func (c *coreDNS) waitsFor(t *testing.T, limit time.Duration, name, want string)
 	})
 }
 
+// minPort keeps a dnsmasq that asks others, from any port otherwise, from those of freePort.
+const minPort = "--min-port=33000"
+
 // dnsmasq starts an upstream with args and returns its port.
 func dnsmasq(t *testing.T, args ...string) int {
 	t.Helper()
 	port := freePort(t)
-	args = append([]string{"--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--user=", "--group=", "--pid-file=",
+	args = append([]string{"--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--user=", "--group=", "--pid-file=", minPort,
 		"--log-facility=-", "--bind-interfaces", "--listen-address=127.0.0.1", fmt.Sprintf("--port=%d", port)}, args...)
 	cmd := exec.Command(dnsmasqPath(t), args...)
 	logs := &logBuffer{}
