@@ -51,7 +51,7 @@ until grep -q 'plugin/nanny: Configuration applied' "$work/log"; do
 done
 
 # Runs what begins with "$ " and compares what it prints with the lines below. A change takes a moment to be in service:
-# for 5 s it is asked again. Other lines are the log's.
+# for 15 s it is asked again. Other lines are the log's.
 shown '' txt >"$work/shown"
 awk -v dir="$work" '
 	/^\$ / { n++; print substr($0, 3) >(dir "/command." n); printf "" >(dir "/want." n); out = dir "/want." n; next }
@@ -65,8 +65,8 @@ while [ -f "$work/command.$n" ]; do
 		sh -c "$command" >"$work/got" 2>&1 || fail "$command: $(cat "$work/got")"
 		cmp -s "$work/want.$n" "$work/got" && break
 		i=$((i + 1))
-		case $command in *'>>'*) i=50 ;; esac # not twice
-		[ "$i" -lt 50 ] || { diff "$work/want.$n" "$work/got" >&2 || true; fail "$command: not what the README shows"; }
+		case $command in *'>>'*) i=150 ;; esac # not twice
+		[ "$i" -lt 150 ] || { diff "$work/want.$n" "$work/got" >&2 || true; fail "$command: not what the README shows"; }
 		sleep 0.1
 	done
 	echo "as shown: $command"
@@ -77,7 +77,7 @@ mask <"$work/want.log" | while read -r line; do
 	i=0
 	until mask <"$work/log" | grep -qxF "$line"; do
 		i=$((i + 1))
-		[ "$i" -lt 50 ] || { cat "$work/log" >&2; fail "not in the log: $line"; }
+		[ "$i" -lt 150 ] || { cat "$work/log" >&2; fail "not in the log: $line"; }
 		sleep 0.1
 	done
 	echo "as shown: $line"
