@@ -235,7 +235,9 @@ func TestHostileNames(t *testing.T) {
 	}
 	logged.Reset()
 	e.resolver = newResolver([]netip.AddrPort{zone(t, new(atomic.Bool), "ns1.example.org. A 192.0.2.1")})
-	e.look(t.Context(), false)
+	for start := time.Now(); logged.Len() == 0 && time.Since(start) < testPatience; { // no name may resolve in a second
+		e.look(t.Context(), false)
+	}
 	if got := logged.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `server "ns1.example.org" resolves again`) {
 		t.Errorf("got %q, want that one resolves again", got)
 	}

@@ -415,14 +415,17 @@ func TestSupervisorReplacedChildHung(t *testing.T) {
 func TestSupervisorReplacedChildDies(t *testing.T) {
 	reached := make(chan struct{}, 1)
 	server := tcpServer(t, func(conn net.Conn) {
-		reached <- struct{}{}
+		select {
+		case reached <- struct{}{}:
+		default:
+		}
 		io.Copy(io.Discard, conn) // no answer
 	})
-	b := newBench(t, spec{}, settings{}, map[string]string{"a.conf": fmt.Sprintf("server=/a.test/127.0.0.1#%d\n", server.Port())})
+	b := newBench(t, spec{}, settings{timeout: 2 * testPatience}, map[string]string{"a.conf": fmt.Sprintf("server=/a.test/127.0.0.1#%d\n", server.Port())})
 	pid := b.awaitPid()
 	answered := make(chan error, 1)
 	go func() {
-		_, err := b.up.exchangeMsg(context.Background(), question("x.a.test.", dns.TypeA), time.Now().Add(defaultTimeout), true, false)
+		_, err := b.up.exchangeMsg(context.Background(), question("x.a.test.", dns.TypeA), in(testPatience), true, false)
 		answered <- err
 	}()
 	<-reached
@@ -609,8 +612,9 @@ exec dnsmasq "$@"
 	b.await("x.a.test", "192.0.2.1")
 	b.write("a.conf", "interface=nosuch0\n")
 	eventually(t, "the change is checked", func() bool { _, err := os.Stat(filepath.Join(dir, "checking")); return err == nil })
-	must(t, syscall.Kill(b.pid(), syscall.SIGKILL))
-	eventually(t, "the end is noticed", func() bool { return b.pid() == 0 })
+	pid := b.pid()
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "the end is noticed", func() bool { return b.pid() != pid })
 	put(t, filepath.Join(dir, "go"), "")
 	if got := b.lookup("x.a.test"); got != "192.0.2.1" {
 		t.Errorf("got %s, want the configuration before", got)

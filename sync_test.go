@@ -221,7 +221,7 @@ func TestReadDirBlocks(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "a.conf: ") { // permission denied, for most users
 			t.Errorf("got %v, want an error that names the file", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(testPatience):
 		t.Error("reading it doesn't end")
 	}
 }
