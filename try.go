@@ -193,13 +193,17 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		ch.stop(stopTime)
 		exit := (*exitError)(nil)
 		if errors.As(err, &exit) {
-			if strings.Contains(exit.tail, "Address already in use") && !t.spec.listen.IsValid() && n < portTries {
+			taken := strings.Contains(exit.tail, "Address already in use")
+			if taken && !t.spec.listen.IsValid() && n < portTries {
 				continue
 			}
 			if n < killTries && killed(err) {
 				continue
 			}
 			err = cfg.leases.advice(t.explain(exit, dir), cfg.priv, preparing)
+			if taken { // that of another service, DHCP's say
+				err = &transientError{err}
+			}
 		}
 		if len(cfg.priv.missing) > 0 {
 			err = fmt.Errorf("%w (CoreDNS lacks %s, which this configuration needs)", err, strings.Join(cfg.priv.missing, ", "))
