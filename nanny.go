@@ -26,6 +26,7 @@ const (
 	tryLimit    = time.Second            // for a change to take the place of a child that has ended
 	portTries   = 5
 	killTries   = 3               // for a child that others end before it answers
+	startTries  = 3               // for the directory's configuration at the start; then dnsmasq starts without it
 	firstLook   = 6 * time.Second // for the directory at the start
 )
 
@@ -357,6 +358,9 @@ func (s *supervisor) settle(o outcome) {
 		}
 	case o.err == nil && o.cfg == s.good:
 		log.Infof("dnsmasq started: pid=%d took=%s", s.cur.child.pid, seconds(o.took))
+		if failed { // what kept it from starting may have kept the change, too
+			s.tries = 0
+		}
 		if s.later != nil {
 			s.retry.Reset(backoff(max(s.tries, 1), maxBackoff))
 		}
@@ -382,7 +386,11 @@ func (s *supervisor) settle(o outcome) {
 		}
 		s.tries++
 		s.pause(backoff(s.tries, maxBackoff))
-		s.paused = false // the one before starts meanwhile, if it doesn't serve, or dnsmasq without any
+		if s.good != nil || s.tries >= startTries { // which starts meanwhile, if it doesn't serve
+			s.paused = false
+		} else {
+			s.up.down(true)
+		}
 	default:
 		s.rejected(o)
 	}

@@ -239,6 +239,32 @@ func TestSupervisorStartsWithoutUsableSnapshot(t *testing.T) {
 	b.await("x.a.test", "192.0.2.1")
 }
 
+// At the start, a directory that can't be applied yet leaves dnsmasq to start without it, and is applied when it can be.
+func TestSupervisorStartsWithoutRoom(t *testing.T) {
+	dir := reachableDir(t)
+	taken := filepath.Join(dir, "taken")
+	put(t, taken, "")
+	program := scriptProgram(t, dir, `for arg; do
+	case $arg in
+	--test) exit 0 ;;
+	--conf-dir=*) conf=${arg#*=} ;;
+	esac
+done
+if [ -e `+taken+` ] && [ -e "${conf%%,*}/a.conf" ]; then
+	echo "dnsmasq: failed to bind DHCP server socket: Address already in use" >&2
+	exit 2
+fi
+exec dnsmasq "$@"
+`)
+	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts", "--address=/base.test/192.0.2.5"}}, settings{},
+		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
+	if got := b.lookup("x.base.test"); got != "192.0.2.5" {
+		t.Errorf("got %s", got)
+	}
+	must(t, os.Remove(taken))
+	b.await("x.a.test", "192.0.2.1")
+}
+
 func TestSupervisorDirectoryAppears(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	b := newBench(t, spec{dir: dir}, settings{}, nil)
