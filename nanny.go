@@ -464,10 +464,13 @@ func (s *supervisor) pause(d time.Duration) {
 // retried ends a pause.
 func (s *supervisor) retried() {
 	s.paused = false
-	if s.want == nil {
-		s.want = s.later
+	switch {
+	case s.want != nil:
+		s.later = nil
+	case s.cur == nil && s.good != nil && s.failures == 0: // good comes first
+	default:
+		s.want, s.later = s.later, nil
 	}
-	s.later = nil
 	if !s.looked {
 		log.Warningf("%s wasn't read in %s; dnsmasq starts without it", s.spec.dir, seconds(firstLook))
 		s.looked = true

@@ -707,6 +707,22 @@ func TestSupervisorNewerChange(t *testing.T) {
 	}
 }
 
+// After a pause in a row of crashes, what was in service comes first: a change that waits may fail again, and take its time.
+func TestSupervisorGoodFirst(t *testing.T) {
+	later := &config{version: "later"}
+	s := settled(t, outcome{keep: true, cfg: later, err: &transientError{errors.New("no space")}}, nil)
+	s.looked = true
+	s.retried()
+	if s.want != nil || s.later != later {
+		t.Errorf("%v is tried before the configuration that was in service", s.want)
+	}
+	s.failures++ // that may be what has to be mended
+	s.retried()
+	if s.want != later || s.later != nil {
+		t.Errorf("got %v, want the change", s.want)
+	}
+}
+
 // A child may end between its SIGHUP and the word that it has read its files.
 func TestSupervisorDiesAfterSIGHUP(t *testing.T) {
 	read := &config{version: "read"}
