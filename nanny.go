@@ -73,6 +73,7 @@ type running struct {
 	probes     atomic.Int64 // CHAOS questions it has answered to nanny
 	counted    bool         // its statistics are in the sum of the past; the scraper's
 	taken      atomic.Bool  // an attempt has ended it on purpose
+	reading    atomic.Bool  // its files again: it may answer nothing meanwhile
 	generation uint32       // how often it was made to read its files again
 }
 

@@ -503,6 +503,32 @@ func TestSupervisorInPlace(t *testing.T) {
 	direct("192.0.2.4")
 }
 
+// A child that reads a long list again because of SIGHUP answers nothing meanwhile, and isn't taken for hung.
+func TestSupervisorReadsForLong(t *testing.T) {
+	fifo := filepath.Join(reachableDir(t), "fifo")
+	must(t, syscall.Mkfifo(fifo, 0o644))
+	read := func() { // returns when dnsmasq has opened it
+		f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+		must(t, err)
+		must(t, f.Close())
+	}
+	b := newBench(t, spec{listen: freeAddr(t, "127.0.0.1"), args: []string{"--addn-hosts=" + fifo}}, settings{},
+		map[string]string{"b.hosts": "192.0.2.2 h.test\n"})
+	read()
+	b.await("h.test", "192.0.2.2")
+	pid := b.pid()
+	b.write("b.hosts", "192.0.2.3 h.test\n")
+	time.Sleep(hungTime + time.Second) // so long it takes
+	if b.pid() != pid {
+		t.Fatal("it was killed")
+	}
+	read()
+	b.await("h.test", "192.0.2.3")
+	if b.pid() != pid {
+		t.Error("another dnsmasq is in service")
+	}
+}
+
 func TestSupervisorFixedAddressTaken(t *testing.T) {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(freeAddr(t, "127.0.0.1")))
 	if err != nil {

@@ -112,7 +112,7 @@ func watchdog(run *running, wg *sync.WaitGroup) <-chan struct{} {
 			case err == nil:
 				run.probes.Add(1)
 				last = time.Now()
-			case !wasAsked(err): // what CoreDNS lacks, a file say, is no reason to end the child
+			case run.reading.Load(), !wasAsked(err): // what CoreDNS lacks, a file say, is no reason to end the child
 				last = time.Now()
 			case time.Since(last) >= hungTime:
 				close(hung)

@@ -245,6 +245,10 @@ func generationRecord(n uint32) (record []byte, addr netip.Addr) {
 
 // reread applies the change with SIGHUP and returns when the child answers from the new files.
 func (t try) reread(ctx context.Context) error {
+	if _, err := ask(t.cur.child.addr, versionProbe(), probeWait); err != nil { // a hung one is left to the watchdog
+		return err
+	}
+	t.cur.probes.Add(1)
 	if err := t.stage.update(t.cur.dir, t.cur.cfg, t.cfg); err != nil {
 		return err
 	}
@@ -253,6 +257,8 @@ func (t try) reread(ctx context.Context) error {
 	if err := writeStaged(filepath.Join(t.cur.dir, hostsDir, generationFile), newText(record), t.cfg.priv); err != nil {
 		return err
 	}
+	t.cur.reading.Store(true)
+	defer t.cur.reading.Store(false)
 	if err := t.cur.child.signal(syscall.SIGHUP); err != nil {
 		return err
 	}
