@@ -161,6 +161,24 @@ func checkPod(t *testing.T, objects map[string]any, pod corev1.PodTemplateSpec) 
 	if !reflect.DeepEqual(service.Spec.Selector, pod.Labels) {
 		t.Errorf("the service selects %v, the pods are %v", service.Spec.Selector, pod.Labels)
 	}
+	// TestImage in test/ starts it with no more than this.
+	least := corev1.SecurityContext{
+		AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
+		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_BIND_SERVICE"}},
+	}
+	if got := container.SecurityContext; !reflect.DeepEqual(got, &least) {
+		t.Errorf("the container may %+v, want %+v", got, least)
+	}
+	user := corev1.PodSecurityContext{
+		RunAsNonRoot: new(true), RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)),
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	if got := pod.Spec.SecurityContext; !reflect.DeepEqual(got, &user) {
+		t.Errorf("the pod is %+v, want %+v", got, user)
+	}
+	if got := container.Resources; got.Requests.Cpu().IsZero() || got.Requests.Memory().IsZero() || got.Limits.Memory().IsZero() {
+		t.Errorf("it has the resources %+v, want requests and a limit of memory", got)
+	}
 	ports := map[string]corev1.ContainerPort{}
 	for _, p := range container.Ports {
 		ports[p.Name] = p
