@@ -150,6 +150,8 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		}
 	}()
 	preparing := cfg.leases.prepare(cfg.priv)
+	names := t.names(dir)
+	emit := func(line string) { logLine(names.Replace(line)) }
 	for n := 1; ; n++ {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -160,7 +162,7 @@ func (t try) launch(ctx context.Context, cfg *config, dir string) (run *running,
 		}
 		addr := p.addr
 		ch, err := start(command{
-			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), port: p, priv: cfg.priv, emit: logLine,
+			path: t.spec.path, args: cfg.commandLine(t.spec, dir, addr), port: p, priv: cfg.priv, emit: emit,
 		})
 		if err != nil {
 			p.release()
@@ -218,13 +220,19 @@ func killed(err error) bool {
 	return errors.As(err, &exit) && slices.Contains([]string{"signal: killed", "signal: terminated", exitedWell}, exit.status)
 }
 
+// names puts the watched files in the place of those staged in dir, where dnsmasq speaks of them.
+func (t try) names(dir string) *strings.Replacer {
+	own := filepath.Join(dir, hostsDir, generationFile) // not a watched file: it stays
+	return strings.NewReplacer(
+		own, own,
+		filepath.Join(dir, confDir)+"/", t.spec.dir+"/",
+		filepath.Join(dir, hostsDir)+"/", t.spec.dir+"/",
+	)
+}
+
 // explain names the watched files where dnsmasq's last words name the staged ones.
 func (t try) explain(e *exitError, dir string) error {
-	tail := strings.NewReplacer(
-		filepath.Join(dir, confDir), t.spec.dir,
-		filepath.Join(dir, hostsDir), t.spec.dir,
-	).Replace(e.tail)
-	return &exitError{status: e.status, tail: tail}
+	return &exitError{status: e.status, tail: t.names(dir).Replace(e.tail)}
 }
 
 // generation is a name in a hosts file of nanny's own. SIGHUP has no mark of completion; but once dnsmasq gives the

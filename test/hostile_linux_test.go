@@ -117,6 +117,47 @@ func TestHostileDirectory(t *testing.T) {
 	}
 }
 
+// TestHostileLines has lines in a *.hosts and a *.conf that dnsmasq cuts, refuses or reads in another way than one who looks at
+// them. The line after them holds, and what was in service.
+func TestHostileLines(t *testing.T) {
+	t.Parallel()
+	dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n"})
+	c := start(t, watching(dir))
+	c.waits(t, "kept.example", "192.0.2.1")
+	for i, tt := range []struct{ name, file, line, said string }{
+		{"a name of 1 MB", "a.hosts", "192.0.2.9 " + strings.Repeat("a", 1<<20), "bad name at " + dir + "/a.hosts line 1"},
+		{"1 MB of names", "a.hosts", "192.0.2.9" + strings.Repeat(" a.example", 1<<17), ""},
+		{"1 MB of another kind", "a.hosts", strings.Repeat("x", 1<<20) + "=y", "bad address at " + dir + "/a.hosts line 1"},
+		{"a directive", "a.hosts", "address=/kept.example/192.0.2.66", "bad address at " + dir + "/a.hosts line 1"},
+		{"NUL in a hosts file", "a.hosts", "192.0.2.9 a.example\x00b", ""},
+		{"carriage return in a hosts file", "a.hosts", "192.0.2.9 a.example\r", ""},
+		{"NUL", "b.conf", "address=/a.example/192.0.2.9\x00", ""},
+		{"carriage return", "b.conf", "address=/a.example/192.0.2.9\r", ""},
+		{"a setting of nanny's own after NUL", "b.conf", "# \x00\nport=1", dir + "/b.conf:2: port is set by nanny"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			mark, address := c.logs.mark(), fmt.Sprintf("198.51.100.%d", i+1)
+			last := "address=/new.example/" + address
+			if tt.file == "a.hosts" {
+				last = address + " new.example"
+			}
+			put(t, dir, tt.file, tt.line+"\n"+last+"\n")
+			c.waits(t, "new.example", address)
+			c.wants(t, "kept.example", "192.0.2.1")
+			if tt.said != "" {
+				c.logs.wait(t, mark, tt.said)
+			}
+			for _, line := range c.logs.lines(mark) {
+				if len(line) > 1500 {
+					t.Errorf("a line of %d bytes in the log: %.300s", len(line), line)
+				}
+			}
+			remove(t, dir, tt.file)
+			c.waits(t, "new.example", "REFUSED")
+		})
+	}
+}
+
 // TestGrowingFile reads a file while it grows: what is there by then is no error, and all of it is in service in the end.
 func TestGrowingFile(t *testing.T) {
 	t.Parallel()
