@@ -503,6 +503,18 @@ func TestSupervisorInPlace(t *testing.T) {
 	direct("192.0.2.4")
 }
 
+// A hung child isn't waited for because there is a change that needs SIGHUP.
+func TestSupervisorHungInPlace(t *testing.T) {
+	b := newBench(t, spec{listen: freeAddr(t, "127.0.0.1")}, settings{}, map[string]string{"b.hosts": "192.0.2.2 h.test\n"})
+	b.await("h.test", "192.0.2.2")
+	must(t, syscall.Kill(b.pid(), syscall.SIGSTOP))
+	b.write("b.hosts", "192.0.2.3 h.test\n")
+	if got := b.lookup("h.test"); !strings.HasPrefix(got, "192.0.2.") {
+		t.Errorf("got %s", got)
+	}
+	b.await("h.test", "192.0.2.3")
+}
+
 // A child that reads a long list again because of SIGHUP answers nothing meanwhile, and isn't taken for hung.
 func TestSupervisorReadsForLong(t *testing.T) {
 	fifo := filepath.Join(reachableDir(t), "fifo")
