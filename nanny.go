@@ -126,6 +126,7 @@ type supervisor struct {
 	looked    bool // the directory was seen, or there is none
 	reloaded  bool // the Corefile was, and the directory not seen since: what it holds is applied, reload off or not
 	warned    map[string]bool
+	known     map[string][]netip.Addr // of the servers in stubDomains, from one watch to the next
 }
 
 // attempt is the change or start under way.
@@ -256,10 +257,12 @@ func (s *supervisor) watch() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	e := newEye(s.spec, s.set.resolver, s.looks)
+	e.resolver.known = s.known
 	wg.Go(func() { watchDir(ctx, s.spec.dir, s.set.interval, func(event bool) { e.look(ctx, event) }) })
 	return func() {
 		cancel()
 		wg.Wait()
+		s.known = e.resolver.known
 	}
 }
 

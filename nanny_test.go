@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -165,6 +166,21 @@ func TestSupervisorServers(t *testing.T) {
 		if got := b.lookup(name); got != "REFUSED" {
 			t.Errorf("%s: got %s, want REFUSED", name, got)
 		}
+	}
+}
+
+// The last known addresses of a server stay through a reload of the Corefile, too.
+func TestSupervisorAddressesStay(t *testing.T) {
+	server, _ := realDnsmasq(t, "127.0.0.1", "--address=/acme.test/192.0.2.9")
+	var down atomic.Bool
+	set := settings{interval: time.Minute, timeout: defaultTimeout, resolver: []netip.AddrPort{zone(t, &down, "ns.example.org. 60 IN A 127.0.0.1")}}
+	b := newBench(t, spec{}, set, map[string]string{"stubDomains": fmt.Sprintf(`{"acme.test": ["ns.example.org:%d"]}`, server.Port())})
+	b.await("x.acme.test", "192.0.2.9")
+	down.Store(true)
+	b.configure(set)
+	eventually(t, "the directory is read", func() bool { return b.reloads("unchanged")+b.reloads("applied") > 0 })
+	if got := b.lookup("x.acme.test"); got != "192.0.2.9" {
+		t.Errorf("got %s", got)
 	}
 }
 

@@ -22,6 +22,7 @@ const maxLookups = 32
 // last known ones. It is used by one goroutine at a time.
 type resolver struct {
 	servers []*net.Resolver // each asks one server; nil: the system's resolver
+	asked   bool            // else known is of a resolver before this one
 	known   map[string][]netip.Addr
 	failed  map[string]error // what the last look-up of a name ended with
 }
@@ -56,7 +57,7 @@ func (r *resolver) resolve(ctx context.Context, names []string, again bool, limi
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, maxLookups)
 	for _, name := range names {
-		if addrs, err := r.known[name], r.failed[name]; !again && (addrs != nil || err != nil) {
+		if addrs, err := r.known[name], r.failed[name]; !again && r.asked && (addrs != nil || err != nil) {
 			mu.Lock()
 			if known[name] = addrs; err != nil {
 				errs[name] = err
@@ -80,7 +81,7 @@ func (r *resolver) resolve(ctx context.Context, names []string, again bool, limi
 		})
 	}
 	wg.Wait()
-	r.known, r.failed = known, maps.Clone(errs)
+	r.known, r.failed, r.asked = known, maps.Clone(errs), true
 	return maps.Clone(known), errs
 }
 
