@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -335,6 +336,51 @@ func TestDocsTests(t *testing.T) {
 	for line := range strings.Lines(readText(t, "SECURITY.md")) {
 		if strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "| ---") && !strings.HasSuffix(line, "| tests |\n") && !strings.Contains(line, "`Test") {
 			t.Errorf("SECURITY.md: no test for %s", line)
+		}
+	}
+}
+
+// TestWorkflows checks what GitHub is to run: each command is a target of the Makefile or a script, and each action is of a
+// version that runs where GitHub's runners have no Node 20.
+func TestWorkflows(t *testing.T) {
+	least := map[string]int{
+		"actions/checkout": 5, "actions/setup-go": 6, "actions/upload-artifact": 6, "github/codeql-action/analyze": 4, "github/codeql-action/init": 4,
+	}
+	targets := firstGroups(`(?m)^([a-z-]+):`, readText(t, "Makefile"))
+	golang := firstGroups(`(?m)^go (\d+\.\d+)`, readText(t, "go.mod"))[0]
+	files, err := filepath.Glob(".github/workflows/*.yml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d workflows, error %v", len(files), err)
+	}
+	for _, file := range files {
+		text := readText(t, file)
+		for _, version := range firstGroups(`(?m)(?:go-version: "|golang:)([0-9.]+)`, text) {
+			if version != golang {
+				t.Errorf("%s: Go %s, want that of go.mod, %s", file, version, golang)
+			}
+		}
+		commands := firstGroups(`(?m)^ *- run: (.*)$`, text)
+		if len(commands) == 0 {
+			t.Errorf("%s runs nothing", file)
+		}
+		for _, command := range commands {
+			switch words := strings.Fields(command); {
+			case words[0] == "gh":
+			case words[0] == "make":
+				if len(words) > 1 && !slices.Contains(targets, words[1]) {
+					t.Errorf("%s: the Makefile has no target %s", file, words[1])
+				}
+			default:
+				if info, err := os.Stat(words[0]); err != nil || info.Mode()&0o111 == 0 {
+					t.Errorf("%s: %s can't be run: %v", file, words[0], err)
+				}
+			}
+		}
+		for _, use := range firstGroups(`(?m)\buses: (.*)$`, text) {
+			name, version, _ := strings.Cut(use, "@v")
+			if n, err := strconv.Atoi(version); err != nil || least[name] == 0 || n < least[name] {
+				t.Errorf("%s: %s, want version %d or later", file, use, least[name])
+			}
 		}
 	}
 }
