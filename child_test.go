@@ -1,6 +1,7 @@
 package nanny
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode"
 )
 
 // lines collects what a child says.
@@ -241,4 +243,28 @@ func TestLogLevel(t *testing.T) {
 			t.Errorf("%s: got level %s, want %s", tt.line, got, tt.want)
 		}
 	}
+}
+
+// FuzzLog: whatever the child writes, each of its lines is one of the log, not too long and harmless to a terminal.
+func FuzzLog(f *testing.F) {
+	f.Add([]byte("dnsmasq[1]: query[A] a.test from 127.0.0.1\n\ndnsmasq: bad option at line 1 of a.conf"))
+	f.Add([]byte("dnsmasq-dhcp: \x1b[2J\x00\xff\r\n\u0085\u2028"))
+	f.Add(bytes.Repeat([]byte("\xff"), maxLogLine+1))
+	f.Fuzz(func(t *testing.T, output []byte) {
+		lines := 0
+		l := newLineLog(bytes.NewReader(output), func(line string) {
+			lines++
+			if strings.ContainsFunc(line, func(r rune) bool { return r != '\t' && unicode.IsControl(r) }) || len(line) > 4*maxLogLine {
+				t.Errorf("got a line of %d bytes: %.300q", len(line), line)
+			}
+			logLine(line)
+		})
+		<-l.logged
+		if most := bytes.Count(output, []byte("\n")) + 1; lines > most {
+			t.Errorf("%d lines of at most %d", lines, most)
+		}
+		if tail := l.tail(); strings.Contains(tail, "\n") || len(tail) > 5000 {
+			t.Errorf("the last lines are %.300q", tail)
+		}
+	})
 }

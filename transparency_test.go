@@ -210,6 +210,7 @@ func TestHandlerRefuses(t *testing.T) {
 	}{
 		{"answer", func(m *dns.Msg) { m.Answer = []dns.RR{rr} }, dns.RcodeFormatError},
 		{"authority", func(m *dns.Msg) { m.Ns = []dns.RR{rr} }, dns.RcodeFormatError},
+		{"no question", func(m *dns.Msg) { m.Question = nil }, dns.RcodeFormatError},
 		{"two questions", func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }, dns.RcodeFormatError},
 		{"a response", func(m *dns.Msg) { m.Response = true }, dns.RcodeFormatError},
 		{"notify", func(m *dns.Msg) { m.Opcode = dns.OpcodeNotify }, dns.RcodeNotImplemented},

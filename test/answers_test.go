@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -369,4 +370,68 @@ func TestRouting(t *testing.T) {
 			t.Errorf("%d dnsmasq, want 2", n)
 		}
 	})
+}
+
+// TestGarbage sends what isn't a query, over UDP and TCP. dnsmasq sees nothing of it, and CoreDNS answers what is one.
+func TestGarbage(t *testing.T) {
+	t.Parallel()
+	c := start(t, nanny("args --no-resolv --no-hosts --log-queries --address=/example/192.0.2.1"))
+	c.waits(t, "kept.example", "192.0.2.1")
+	c.logs.wait(t, 0, "query[A] kept.example")
+
+	const name = "\x07garbage\x07example\x00"
+	header := func(flags byte, questions, answers int) string {
+		return string([]byte{0x12, 0x34, flags, 0, 0, byte(questions), 0, byte(answers), 0, 0, 0, 0})
+	}
+	const inA = "\x00\x01\x00\x01"
+	packets := []string{
+		"", "\x00", header(1, 0, 0), header(1, 1, 0), // cut short
+		header(1, 1, 0) + "\x07garb", header(1, 1, 0) + name + "\x00",
+		header(1, 0, 0) + name + inA,              // no question
+		header(1, 2, 0) + name + inA + name + inA, // two
+		header(1, 1, 1) + name + inA + name + inA + "\x00\x00\x00\x3c\x00\x04\xc0\x00\x02\x42",
+		header(1, 1, 0) + "\xc0\x0c" + inA,                   // a pointer to itself
+		header(1, 1, 0) + "\x87garbage\x07example\x00" + inA, // a kind of label that isn't one
+		header(1, 1, 0) + "\x3f" + strings.Repeat("garbage", 9) + strings.Repeat("\x3f"+strings.Repeat("garbage", 9), 4) + "\x00" + inA,
+		header(0x81, 1, 0) + name + inA, // an answer
+	}
+	for opcode := range byte(15) {
+		packets = append(packets, header(1|(opcode+1)<<3, 1, 0)+name+inA)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for n := range 300 {
+		packet := make([]byte, n)
+		for i := range packet {
+			packet[i] = byte(random.Uint32())
+		}
+		packets = append(packets, string(packet))
+	}
+	for _, packet := range packets {
+		for _, network := range []string{"udp", "tcp"} {
+			text := packet
+			if network == "tcp" {
+				text = string([]byte{byte(len(packet) >> 8), byte(len(packet))}) + packet
+			}
+			conn, err := net.Dial(network, c.addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.Write([]byte(text)); err != nil {
+				t.Error(err)
+			}
+			conn.Close()
+		}
+	}
+	mark := c.logs.mark()
+	for _, network := range []string{"udp", "tcp"} {
+		if got := says(network, c.addr(), "last.example"); got != "192.0.2.1" {
+			t.Errorf("over %s: got %s", network, got)
+		}
+	}
+	c.logs.wait(t, mark, "query[A] last.example")
+	for _, said := range []string{"garb", "panic", "[ERROR]"} {
+		if lines := c.logs.lines(0, said); len(lines) > 0 {
+			t.Errorf("in the log: %.300q", lines)
+		}
+	}
 }

@@ -222,7 +222,7 @@ func TestConfigMapSwaps(t *testing.T) {
 	t.Run("two within 50 ms", func(t *testing.T) {
 		before := c.applied()
 		v.swap(t, keys(201))
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 		v.swap(t, keys(202))
 		c.waits(t, "n.example", "192.0.2.202")
 		c.wants(t, "www.x.example", "192.0.2.2")
