@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -372,10 +373,23 @@ func TestRouting(t *testing.T) {
 	})
 }
 
-// TestGarbage sends what isn't a query, over UDP and TCP. dnsmasq sees nothing of it, and CoreDNS answers what is one.
+// TestGarbage sends what isn't a query, over UDP, TCP and HTTPS, where CoreDNS itself lets more of it pass. dnsmasq sees nothing
+// of it, and CoreDNS answers what is one.
 func TestGarbage(t *testing.T) {
 	t.Parallel()
-	c := start(t, nanny("args --no-resolv --no-hosts --log-queries --address=/example/192.0.2.1"))
+	cert, key, trusted := certificate(t)
+	port, web := freePort(t), freePort(t)
+	outside, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}) // where dnsmasq sends what isn't a query
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer outside.Close()
+	block := nanny("args --no-resolv --no-hosts --log-queries --address=/example/192.0.2.1", fmt.Sprintf("args \"--server=127.0.0.1#%d\"", outside.LocalAddr().(*net.UDPAddr).Port))
+	secure := fmt.Sprintf("https://.:%d {\nbind 127.0.0.1\ntls %s %s\n%s\n}\n", web, cert, key, block)
+	c := startAs(t, port, server(port, block)+secure)
+	transport := &http.Transport{TLSClientConfig: trusted, ForceAttemptHTTP2: true}
+	defer transport.CloseIdleConnections()
+	client := http.Client{Transport: transport, Timeout: queryWait}
 	c.waits(t, "kept.example", "192.0.2.1")
 	c.logs.wait(t, 0, "query[A] kept.example")
 
@@ -421,6 +435,7 @@ func TestGarbage(t *testing.T) {
 			}
 			conn.Close()
 		}
+		_, _ = askHTTP(t.Context(), &client, fmt.Sprintf("127.0.0.1:%d", web), []byte(packet))
 	}
 	mark := c.logs.mark()
 	for _, network := range []string{"udp", "tcp"} {
@@ -429,6 +444,16 @@ func TestGarbage(t *testing.T) {
 		}
 	}
 	c.logs.wait(t, mark, "query[A] last.example")
+	_ = outside.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // what came is there
+	for buf := make([]byte, dns.MaxMsgSize); ; {
+		n, err := outside.Read(buf)
+		if err != nil {
+			break
+		}
+		if strings.Contains(string(buf[:n]), "garb") {
+			t.Errorf("sent to dnsmasq's upstream: %q", buf[:n])
+		}
+	}
 	for _, said := range []string{"garb", "panic", "[ERROR]"} {
 		if lines := c.logs.lines(0, said); len(lines) > 0 {
 			t.Errorf("in the log: %.300q", lines)
