@@ -246,6 +246,11 @@ func (c *coreDNS) rewrite(t *testing.T, corefile string) {
 	}
 }
 
+// errors returns the errors in the log from mark on, but for a port that somebody took in between: nanny takes another.
+func (c *coreDNS) errors(mark int) []string {
+	return slices.DeleteFunc(c.logs.lines(mark, "[ERROR]"), func(line string) bool { return strings.Contains(line, "Address already in use") })
+}
+
 // children returns all dnsmasq processes of c, those for TCP too.
 func (c *coreDNS) children() []process { return processes(c.tmp + "/nanny-") }
 

@@ -73,7 +73,7 @@ func TestHabits(t *testing.T) {
 		}
 		c, _ := running(t, files)
 		c.wants(t, "kept.example", "192.0.2.1")
-		if errs := c.logs.lines(0, "[ERROR]"); len(errs) > 0 {
+		if errs := c.errors(0); len(errs) > 0 {
 			t.Errorf("errors in the log: %q", errs)
 		}
 	})

@@ -178,7 +178,7 @@ func TestGrowingFile(t *testing.T) {
 		c.wants(t, "kept.example", "192.0.2.1")
 	}
 	c.waits(t, fmt.Sprintf("g%d.example", lines-1), "192.0.2.2")
-	if errs := c.logs.lines(mark, "[ERROR]"); len(errs) > 0 {
+	if errs := c.errors(mark); len(errs) > 0 {
 		t.Errorf("errors in the log: %q", errs)
 	}
 	t.Logf("%d configurations applied for %d lines", c.applied(), lines)
@@ -326,7 +326,7 @@ func TestOddNames(t *testing.T) {
 	put(t, dir, "b.conf", "address=/last.example/192.0.2.1\n")
 	c.waits(t, "last.example", "192.0.2.1")
 	c.wants(t, "new.example", "REFUSED")
-	if errs := c.logs.lines(0, "[ERROR]"); len(errs) > 0 {
+	if errs := c.errors(0); len(errs) > 0 {
 		t.Errorf("errors in the log: %q", errs)
 	}
 }

@@ -45,7 +45,7 @@ func TestInterfaceComes(t *testing.T) {
 	}
 	add("later0", "198.51.100.1/24")
 	says("b.example", "192.0.2.82")
-	if errs := c.logs.lines(mark, "[ERROR]"); len(errs) != 1 || !strings.Contains(errs[0], "rejected") {
+	if errs := c.errors(mark); len(errs) != 1 || !strings.Contains(errs[0], "rejected") {
 		t.Errorf("got %q, want one error", errs)
 	}
 }

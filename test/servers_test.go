@@ -163,7 +163,7 @@ func TestServers(t *testing.T) {
 		} {
 			c.wants(t, name, want)
 		}
-		if n := len(c.logs.lines(0, "federations is valid and has no effect")); n != 1 || len(c.logs.lines(0, "[ERROR]")) > 0 {
+		if n := len(c.logs.lines(0, "federations is valid and has no effect")); n != 1 || len(c.errors(0)) > 0 {
 			t.Errorf("said %d times that federations have no effect, want once and no error", n)
 		}
 	})
