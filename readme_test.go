@@ -364,9 +364,9 @@ func TestWorkflows(t *testing.T) {
 			t.Errorf("%s runs nothing", file)
 		}
 		for _, command := range commands {
-			switch words := strings.Fields(command); {
-			case words[0] == "gh":
-			case words[0] == "make":
+			switch words := strings.Fields(command); words[0] {
+			case "gh":
+			case "make":
 				if len(words) > 1 && !slices.Contains(targets, words[1]) {
 					t.Errorf("%s: the Makefile has no target %s", file, words[1])
 				}
