@@ -24,7 +24,12 @@ import (
 // build is `kubectl kustomize dir`: its objects by kind, decoded as the API server does it, so that an unknown field fails.
 func build(t *testing.T, dir string) map[string]any {
 	t.Helper()
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	return buildIn(t, filesys.MakeFsOnDisk(), dir)
+}
+
+func buildIn(t *testing.T, fs filesys.FileSystem, dir string) map[string]any {
+	t.Helper()
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(fs, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
