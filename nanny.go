@@ -203,9 +203,9 @@ func (s *supervisor) run() {
 		}
 		select {
 		case <-s.quit:
-			watch()
 			statsTick.Stop()
 			s.shutdown()
+			watch() // last: a directory on a file system that hangs doesn't keep children from their end
 			return
 		case set := <-s.reconfigure:
 			watch()
