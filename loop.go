@@ -54,7 +54,7 @@ func (g *loopGuard) watch(run *running, zones []string) {
 		for _, zone := range zones[:min(len(zones), loopZones)] {
 			q := new(dns.Msg)
 			q.SetQuestion(mark+"."+loopLabel+"."+strings.TrimPrefix(zone, "."), dns.TypeTXT)
-			_, _ = ask(run.child.addr, q, probeWait) // only what the handler sees counts
+			_, _ = run.child.ask(q, probeWait) // only what the handler sees counts
 			if g.found.Load() {
 				return
 			}

@@ -33,9 +33,15 @@ func chaosQuestion(name string) *dns.Msg {
 	return m
 }
 
-// ask sends m to addr over UDP and returns the answer. It fails at once where the port is closed, and after wait
-// where nobody answers.
-func ask(addr netip.AddrPort, m *dns.Msg, wait time.Duration) (*dns.Msg, error) {
+// ask sends m to ch and returns the answer. It fails at once where the port is closed and when ch ends, as what it had
+// received then brings no ECONNREFUSED, and after wait where it doesn't answer.
+func (ch *child) ask(m *dns.Msg, wait time.Duration) (*dns.Msg, error) {
+	return askUntil(ch.done, ch.addr, m, wait)
+}
+
+// askUntil sends m to addr over UDP and returns the answer. It fails at once where the port is closed, when gone is
+// closed, and after wait where nobody answers.
+func askUntil(gone <-chan struct{}, addr netip.AddrPort, m *dns.Msg, wait time.Duration) (*dns.Msg, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(addr))
 	if err != nil {
 		return nil, err
@@ -48,6 +54,17 @@ func ask(addr netip.AddrPort, m *dns.Msg, wait time.Duration) (*dns.Msg, error) 
 	if err := co.WriteMsg(m); err != nil {
 		return nil, err
 	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	answered := make(chan struct{})
+	defer close(answered)
+	wg.Go(func() {
+		select {
+		case <-gone:
+			_ = co.SetDeadline(time.Now())
+		case <-answered:
+		}
+	})
 	for {
 		r, err := co.ReadMsg()
 		if r != nil && r.Id == m.Id && r.Response {
@@ -71,7 +88,7 @@ func wasAsked(err error) bool {
 // where CoreDNS couldn't ask.
 func awaitReady(ctx context.Context, ch *child) error {
 	for {
-		_, err := ask(ch.addr, versionProbe(), probeWait)
+		_, err := ch.ask(versionProbe(), probeWait)
 		select {
 		case <-ch.done:
 			return ch.err
@@ -108,7 +125,7 @@ func watchdog(run *running, wg *sync.WaitGroup) <-chan struct{} {
 				seen, last = n, time.Now()
 				continue
 			}
-			switch _, err := ask(ch.addr, versionProbe(), probeWait); {
+			switch _, err := ch.ask(versionProbe(), probeWait); {
 			case err == nil:
 				run.probes.Add(1)
 				last = time.Now()

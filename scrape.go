@@ -131,7 +131,7 @@ func askStatistics(run *running) (t tally, size float64, err error) {
 		}
 		deadline, _ := ctx.Deadline()
 		var r *dns.Msg
-		if r, err = ask(run.child.addr, chaosQuestion(name), time.Until(deadline)); err != nil {
+		if r, err = run.child.ask(chaosQuestion(name), time.Until(deadline)); err != nil {
 			return nil
 		}
 		run.probes.Add(1)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -137,6 +138,11 @@ func serveFake() {
 	})
 	fmt.Fprintln(os.Stderr, dns.ListenAndServe(net.JoinHostPort(addr, port), "udp", handler))
 	os.Exit(2)
+}
+
+// ask sends m to addr over UDP and returns the answer.
+func ask(addr netip.AddrPort, m *dns.Msg, wait time.Duration) (*dns.Msg, error) {
+	return askUntil(nil, addr, m, wait)
 }
 
 // testPatience is how long the tests wait for what should come soon: the machine may be busy.

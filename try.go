@@ -253,7 +253,7 @@ func generationRecord(n uint32) (record []byte, addr netip.Addr) {
 
 // reread applies the change with SIGHUP and returns when the child answers from the new files.
 func (t try) reread(ctx context.Context) error {
-	if _, err := ask(t.cur.child.addr, versionProbe(), probeWait); err != nil { // a hung one is left to the watchdog
+	if _, err := t.cur.child.ask(versionProbe(), probeWait); err != nil { // a hung one is left to the watchdog
 		return err
 	}
 	t.cur.probes.Add(1)
@@ -280,7 +280,7 @@ func (t try) reread(ctx context.Context) error {
 			return t.cur.child.err
 		case <-time.After(refusedWait):
 		}
-		r, err := ask(t.cur.child.addr, q, probeWait)
+		r, err := t.cur.child.ask(q, probeWait)
 		if err != nil || len(r.Answer) == 0 {
 			continue
 		}
