@@ -389,10 +389,9 @@ func (s *supervisor) settle(o outcome) {
 			s.later = o.cfg
 		}
 		s.tries++
-		s.pause(backoff(s.tries, maxBackoff))
-		if s.good != nil || s.tries >= startTries { // which starts meanwhile, if it doesn't serve
-			s.paused = false
-		} else {
+		s.retry.Reset(backoff(s.tries, maxBackoff))
+		if s.good == nil && s.tries < startTries { // else that starts meanwhile, or dnsmasq without the directory
+			s.paused = true
 			s.up.down(true)
 		}
 	default:
