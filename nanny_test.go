@@ -257,21 +257,14 @@ func TestSupervisorStartsWithoutUsableSnapshot(t *testing.T) {
 
 // At the start, a directory that can't be applied yet leaves dnsmasq to start without it, and is applied when it can be.
 func TestSupervisorStartsWithoutRoom(t *testing.T) {
-	dir := reachableDir(t)
-	taken := filepath.Join(dir, "taken")
-	put(t, taken, "")
-	program := scriptProgram(t, dir, `for arg; do
-	case $arg in
-	--test) exit 0 ;;
-	--conf-dir=*) conf=${arg#*=} ;;
-	esac
-done
-if [ -e `+taken+` ] && [ -e "${conf%%,*}/a.conf" ]; then
+	program, dir := beforeDnsmasq(t, `[ -z "$check" ] || exit 0
+if [ -e taken ] && [ -e "$conf" ]; then
 	echo "dnsmasq: failed to bind DHCP server socket: Address already in use" >&2
 	exit 2
 fi
-exec dnsmasq "$@"
 `)
+	taken := filepath.Join(dir, "taken")
+	put(t, taken, "")
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts", "--address=/base.test/192.0.2.5"}}, settings{},
 		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	if got := b.lookup("x.base.test"); got != "192.0.2.5" {
@@ -316,14 +309,7 @@ func TestSupervisorCrash(t *testing.T) {
 
 // A start that fails once, after a row of crashes, is tried again soon: the pauses after failed starts begin anew.
 func TestSupervisorStartFailsOnce(t *testing.T) {
-	dnsmasq, err := findProgram("dnsmasq")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := reachableDir(t)
-	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, removes a file there
-	fail := filepath.Join(dir, "fail")
-	program := scriptProgram(t, dir, fmt.Sprintf("rm %s 2>/dev/null && exit 9\nexec %s \"$@\"\n", fail, dnsmasq))
+	program, dir := beforeDnsmasq(t, "rm fail 2>/dev/null && exit 9\n")
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts", "--address=/a.test/192.0.2.1"}}, settings{}, nil)
 	dies := func() {
 		t.Helper()
@@ -336,7 +322,7 @@ func TestSupervisorStartFailsOnce(t *testing.T) {
 		dies()
 	}
 	b.await("x.a.test", "192.0.2.1")
-	put(t, fail, "")
+	put(t, filepath.Join(dir, "fail"), "")
 	start := time.Now()
 	dies()
 	b.await("x.a.test", "192.0.2.1")
@@ -351,28 +337,18 @@ func TestSupervisorStartFailsOnce(t *testing.T) {
 // Where the configuration before a change doesn't start any more, the change is tried again, though it had taken too long
 // while no child served.
 func TestSupervisorChangeMends(t *testing.T) {
-	dir := reachableDir(t)
-	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
-	program := scriptProgram(t, dir, `cd `+dir+`
-for arg; do
-	case $arg in
-	--test) checks=yes ;;
-	--conf-dir=*) conf=${arg#*=} ;;
-	esac
-done
-if ! grep -q second "${conf%%,*}/a.conf"; then
+	program, dir := beforeDnsmasq(t, `if ! grep -q second "$conf"; then
 	[ ! -e broken ] || exit 1
-elif [ "$checks" ] && [ ! -e slow ]; then # the first time
+elif [ "$check" ] && [ ! -e slow ]; then # the first time
 	touch slow
 	exec sleep 60
 fi
-exec dnsmasq "$@"
 `)
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{}, map[string]string{"a.conf": "# first\n"})
 	b.awaitPid()
 	put(t, filepath.Join(dir, "broken"), "")
 	b.write("a.conf", "# second\naddress=/a.test/192.0.2.2\n")
-	eventually(t, "the change is tried", func() bool { _, err := os.Stat(filepath.Join(dir, "slow")); return err == nil })
+	eventually(t, "the change is tried", func() bool { return exists(filepath.Join(dir, "slow")) })
 	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -381,28 +357,19 @@ exec dnsmasq "$@"
 
 // A start of the configuration before a change that fails once doesn't leave all the time to a change that never answers.
 func TestSupervisorChangeHangs(t *testing.T) {
-	dir := reachableDir(t)
-	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
-	program := scriptProgram(t, dir, `cd `+dir+`
-for arg; do
-	case $arg in
-	--test) exit 0 ;;
-	--conf-dir=*) conf=${arg#*=} ;;
-	esac
-done
-if grep -q second "${conf%%,*}/a.conf"; then
+	program, dir := beforeDnsmasq(t, `[ -z "$check" ] || exit 0
+if grep -q second "$conf"; then
 	touch hangs
 	exec sleep 60
 fi
 ! mv broken mended || exit 1
-exec dnsmasq "$@"
 `)
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{},
 		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	b.await("x.a.test", "192.0.2.1")
 	put(t, filepath.Join(dir, "broken"), "")
 	b.write("a.conf", "# second\n")
-	eventually(t, "the change is tried", func() bool { _, err := os.Stat(filepath.Join(dir, "hangs")); return err == nil })
+	eventually(t, "the change is tried", func() bool { return exists(filepath.Join(dir, "hangs")) })
 	must(t, syscall.Kill(b.pid(), syscall.SIGKILL))
 	b.await("x.a.test", "192.0.2.1")
 	if _, err := os.Stat(filepath.Join(dir, "mended")); err != nil {
@@ -412,10 +379,9 @@ exec dnsmasq "$@"
 
 // A configuration that was refused while dnsmasq didn't start without it either isn't left out once it does.
 func TestSupervisorNotToBlame(t *testing.T) {
-	dir := reachableDir(t)
+	program, dir := beforeDnsmasq(t, "[ -e broken ] && exit 9\n")
 	broken := filepath.Join(dir, "broken")
 	put(t, broken, "")
-	program := scriptProgram(t, dir, fmt.Sprintf("[ -e %s ] && exit 9\nexec dnsmasq \"$@\"\n", broken))
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{}, map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	eventually(t, "the start without it has failed, too", func() bool { return b.stats.started.Load() > 1 })
 	must(t, os.Remove(broken))
@@ -652,14 +618,8 @@ func TestSupervisorReloadOffAtOnce(t *testing.T) {
 
 // A change that reload off held back and that never answers doesn't keep the configuration before it from service.
 func TestSupervisorReloadOffHung(t *testing.T) {
-	program := scriptProgram(t, reachableDir(t), `for arg; do
-	case $arg in
-	--test) exit 0 ;;
-	--conf-dir=*) conf=${arg#*=} ;;
-	esac
-done
-! grep -q second "${conf%%,*}/a.conf" || exec sleep 60
-exec dnsmasq "$@"
+	program, _ := beforeDnsmasq(t, `[ -z "$check" ] || exit 0
+! grep -q second "$conf" || exec sleep 60
 `)
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{reload: reloadOff},
 		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
@@ -672,26 +632,16 @@ exec dnsmasq "$@"
 
 // What dies while a change is checked that is then refused, or has to wait for an interface, is started again at once.
 func TestSupervisorDiesWhileChecking(t *testing.T) {
-	dir := reachableDir(t)
-	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
-	program := scriptProgram(t, dir, `cd `+dir+`
-for arg; do
-	case $arg in
-	--test) checks=yes ;;
-	--conf-dir=*) conf=${arg#*=} ;;
-	esac
-done
-if [ "$checks" ] && grep -q nosuch0 "${conf%%,*}/a.conf"; then
+	program, dir := beforeDnsmasq(t, `if [ "$check" ] && grep -q nosuch0 "$conf"; then
 	touch checking
 	until [ -e go ]; do sleep 0.01; done
 fi
-exec dnsmasq "$@"
 `)
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{},
 		map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
 	b.await("x.a.test", "192.0.2.1")
 	b.write("a.conf", "interface=nosuch0\n")
-	eventually(t, "the change is checked", func() bool { _, err := os.Stat(filepath.Join(dir, "checking")); return err == nil })
+	eventually(t, "the change is checked", func() bool { return exists(filepath.Join(dir, "checking")) })
 	pid := b.pid()
 	must(t, syscall.Kill(pid, syscall.SIGKILL))
 	eventually(t, "the end is noticed", func() bool { return b.pid() != pid })
@@ -707,21 +657,11 @@ func TestSupervisorKilledWhileChanging(t *testing.T) {
 		"SIGKILL": "kill -KILL $$", "SIGTERM": "kill -TERM $$", "SIGTERM, later": "exit 0", // dnsmasq's own end
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := reachableDir(t)
-			must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
-			program := scriptProgram(t, dir, `cd `+dir+`
-what=started
-for arg; do
-	case $arg in
-	--test) what=checked ;;
-	--conf-dir=*) conf=${arg#*=} ;;
-	esac
-done
-if grep -q second "${conf%%,*}/a.conf" && [ ! -e $what ]; then
+			program, _ := beforeDnsmasq(t, `what=${check:-started}
+if grep -q second "$conf" && [ ! -e $what ]; then
 	touch $what
 	`+how+`
 fi
-exec dnsmasq "$@"
 `)
 			b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{},
 				map[string]string{"a.conf": "address=/a.test/192.0.2.1\n"})
@@ -823,26 +763,19 @@ func TestSupervisorStopsWhileChanging(t *testing.T) {
 			t.Errorf("it took %s", took)
 		}
 	})
-	dir := reachableDir(t)
-	must(t, os.Chmod(dir, 0o777)) // the script, as dnsmasq's user, writes there
-	program := scriptProgram(t, dir, `cd `+dir+`
-for arg; do
-	case $arg in
-	--test) exit 0 ;;
-	--conf-dir=*) conf=${arg#*=} ;;
-	esac
-done
+	program, dir := beforeDnsmasq(t, `[ -z "$check" ] || exit 0
 trap '' TERM
-if grep -q second "${conf%%,*}/a.conf"; then
+if grep -q second "$conf"; then
 	touch hangs
 	exec sleep 60
 fi
 dnsmasq "$@"
+exit
 `)
 	b := newBench(t, spec{path: program, args: []string{"--no-resolv", "--no-hosts"}}, settings{}, map[string]string{"a.conf": "# first\n"})
 	b.awaitPid()
 	b.write("a.conf", "# second\n")
-	eventually(t, "the second starts", func() bool { _, err := os.Stat(filepath.Join(dir, "hangs")); return err == nil })
+	eventually(t, "the second starts", func() bool { return exists(filepath.Join(dir, "hangs")) })
 	begin = time.Now()
 }
 

@@ -61,6 +61,23 @@ func scriptProgram(t *testing.T, dir, script string) string {
 	return path
 }
 
+// beforeDnsmasq makes a program that runs script and then dnsmasq, and the directory that script is in and may write to,
+// as dnsmasq's user. $check is `checked` where dnsmasq is to check only, $conf is the staged a.conf.
+func beforeDnsmasq(t *testing.T, script string) (program, dir string) {
+	t.Helper()
+	dir = reachableDir(t)
+	must(t, os.Chmod(dir, 0o777))
+	return scriptProgram(t, dir, "cd "+dir+`
+for arg; do
+	case $arg in
+	--test) check=checked ;;
+	--conf-dir=*) conf=${arg#*=} conf=${conf%%,*}/a.conf ;;
+	esac
+done
+`+script+`exec dnsmasq "$@"
+`), dir
+}
+
 // reachableDir makes a directory that a child reaches, which may run as another user.
 func reachableDir(t *testing.T) string {
 	t.Helper()

@@ -184,6 +184,14 @@ func TestGrowingFile(t *testing.T) {
 	t.Logf("%d configurations applied for %d lines", c.applied(), lines)
 }
 
+// startSmall is start with 64 KiB for staging.
+func startSmall(t *testing.T, block string) *coreDNS {
+	t.Helper()
+	port := freePort(t)
+	return startAs(t, port, server(port, block),
+		"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size=64k,mode=1777 tmpfs "$TMPDIR" && exec "$@"`, "sh")
+}
+
 // TestStagingFull has no room for what a change needs, with a swap and in place.
 func TestStagingFull(t *testing.T) {
 	t.Parallel()
@@ -195,9 +203,7 @@ func TestStagingFull(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			dir := configDir(t, map[string]string{"a.conf": "address=/kept.example/192.0.2.1\n", "a.hosts": "192.0.2.2 host.example\n"})
-			port := freePort(t)
-			c := startAs(t, port, server(port, watching(dir, tt.property)),
-				"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size=64k,mode=1777 tmpfs "$TMPDIR" && exec "$@"`, "sh")
+			c := startSmall(t, watching(dir, tt.property))
 			c.waits(t, "kept.example", "192.0.2.1")
 			c.logs.wait(t, 0, "Configuration applied")
 			child := c.child(t)
@@ -232,9 +238,7 @@ func TestStagingFullAtStart(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			dir := configDir(t, map[string]string{"a.hosts": "192.0.2.2 host.example\n" + strings.Repeat("#"+strings.Repeat("x", 99)+"\n", 2000)})
-			port := freePort(t)
-			c := startAs(t, port, server(port, watching(dir, tt.property, "args --no-resolv --no-hosts --address=/args.example/192.0.2.1")),
-				"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size=64k,mode=1777 tmpfs "$TMPDIR" && exec "$@"`, "sh")
+			c := startSmall(t, watching(dir, tt.property, "args --no-resolv --no-hosts --address=/args.example/192.0.2.1"))
 			c.waits(t, "args.example", "192.0.2.1")
 			c.logs.wait(t, 0, "[ERROR]", "Configuration not applied, to be tried again", "no space left on device")
 			c.wants(t, "host.example", "REFUSED")
