@@ -14,11 +14,7 @@ func TestInterfaceComes(t *testing.T) {
 	n := newNetns(t, "late0")
 	dir := tempDir(t)
 	put(t, dir, "a.conf", "no-resolv\nno-hosts\naddress=/a.example/192.0.2.80\ninterface=late0\n")
-	c := n.startIn(t, ".:53 {\n bind 127.0.0.1\n errors\n nanny {\n config "+dir+" 300ms\n }\n}\n", tempDir(t))
-	says := func(name, want string) {
-		t.Helper()
-		within(t, patience, name+" is "+want, func() bool { return n.says(t, "udp", "127.0.0.1:53", name) == want })
-	}
+	c := n.startNanny(t, "127.0.0.1", dir+" 300ms")
 	add := func(name, address string) {
 		n.run(t, "sh", "-c", "ip link add "+name+" type veth peer name "+name+"p && ip link set "+name+" up")
 		n.run(t, "ip", "address", "add", address, "dev", name)
@@ -29,22 +25,22 @@ func TestInterfaceComes(t *testing.T) {
 	}
 	refused(0, "a.conf", "late0")
 	add("late0", "192.0.2.1/24")
-	says("a.example", "192.0.2.80")
+	n.waits(t, "a.example", "192.0.2.80")
 
 	put(t, dir, "a.conf", "no-resolv\nno-hosts\naddress=/a.example/192.0.2.81\ninterface=late0\ndhcp-range=192.0.2.100,192.0.2.200\n")
-	says("a.example", "192.0.2.81")
+	n.waits(t, "a.example", "192.0.2.81")
 	within(t, patience, "one dnsmasq", func() bool { return len(c.services()) == 1 })
 	child, mark := c.services()[0].pid, c.logs.mark()
 	put(t, dir, "b.conf", "address=/b.example/192.0.2.82\n\n\ninterface=later0\n")
 	refused(mark, "b.conf", "later0")
-	says("a.example", "192.0.2.81")
+	n.waits(t, "a.example", "192.0.2.81")
 	for begin := time.Now(); time.Since(begin) < time.Second; { // three times the interval
 		if now := c.services(); len(now) != 1 || now[0].pid != child {
 			t.Fatalf("got %v, want pid %d alone: there is no interface yet", now, child)
 		}
 	}
 	add("later0", "198.51.100.1/24")
-	says("b.example", "192.0.2.82")
+	n.waits(t, "b.example", "192.0.2.82")
 	if errs := c.errors(mark); len(errs) != 1 || !strings.Contains(errs[0], "rejected") {
 		t.Errorf("got %q, want one error", errs)
 	}

@@ -191,6 +191,18 @@ func (n *netns) startIn(t *testing.T, corefile, dir string) *coreDNS {
 	return startAs(t, 53, corefile, append(n.enter(), "unshare", "-m", "sh", "-c", mount, "sh", dir)...)
 }
 
+// startNanny starts CoreDNS in n with a nanny block alone, at port 53 of address, and waits until it listens.
+func (n *netns) startNanny(t *testing.T, address, config string) *coreDNS {
+	t.Helper()
+	return n.startIn(t, ".:53 {\n bind "+address+"\n errors\n nanny {\n config "+config+"\n }\n}\n", tempDir(t))
+}
+
+// waits waits until the CoreDNS at n's 127.0.0.1 says want for name.
+func (n *netns) waits(t *testing.T, name, want string) {
+	t.Helper()
+	within(t, patience, name+" is "+want, func() bool { return n.says(t, "udp", "127.0.0.1:53", name) == want })
+}
+
 // solicit asks for a router advertisement on n's interface and returns it, or what fails.
 func (n *netns) solicit(t *testing.T) (ra []byte, err error) {
 	t.Helper()

@@ -13,12 +13,8 @@ func TestServicePortTaken(t *testing.T) {
 	dir := tempDir(t)
 	const base = "no-resolv\nno-hosts\naddress=/a.example/192.0.2."
 	put(t, dir, "a.conf", base+"80\n")
-	c := n.startIn(t, ".:53 {\n bind 127.0.0.1\n errors\n nanny {\n config "+dir+"\n }\n}\n", tempDir(t))
-	says := func(want string) {
-		t.Helper()
-		within(t, patience, "a.example is "+want, func() bool { return n.says(t, "udp", "127.0.0.1:53", "a.example") == want })
-	}
-	says("192.0.2.80")
+	c := n.startNanny(t, "127.0.0.1", dir)
+	n.waits(t, "a.example", "192.0.2.80")
 
 	var other net.PacketConn
 	var err error
@@ -34,5 +30,5 @@ func TestServicePortTaken(t *testing.T) {
 		t.Errorf("got %s, want the configuration before", got)
 	}
 	other.Close()
-	says("192.0.2.81")
+	n.waits(t, "a.example", "192.0.2.81")
 }
